@@ -3,7 +3,7 @@
 #include "codec/block_order.h"
 
 #include "codec/profile_data.h"
-#include "profile_maker.h"
+#include "hostile_profiles.h"
 
 #include <gtest/gtest.h>
 
@@ -65,26 +65,6 @@ TEST(BlockOrder, SortsRowsByScaleThenByBlock)
 
 // ---- profiles ----
 
-cg_status open(const Bytes &bytes)
-{
-    cg_profile *p;
-    cg_fingerprint fingerprint;
-    const cg_status status = cg_profile_open(bytes.data(), bytes.size(), &p);
-    EXPECT_EQ(cg_profile_check(bytes.data(), bytes.size(), &fingerprint), status);
-    cg_profile_free(p);
-    return status;
-}
-
-// Where the classes of scales begin.
-size_t class_of_at(const ProfileSpec &spec)
-{
-    size_t at = 80 + 8 * spec.rotary_dim / 2u + 2 * spec.group_layers.size() + 24;
-    at += size_t{2} * 2 * 4 * spec.n_layers * spec.n_kv_heads * spec.head_dim;
-    for (const ClassSpec &c : mixed_classes())
-        at += 2 + 2 * c.freq.size() + (spec.nests ? 12 : 0);
-    return at;
-}
-
 TEST(BlockOrder, AProfileHasClassesOfScalesAndMeanQueries)
 {
     for (const ProfileSpec &spec : fine_specs()) {
@@ -92,7 +72,7 @@ TEST(BlockOrder, AProfileHasClassesOfScalesAndMeanQueries)
         const Profile p = open_profile(bytes);
         EXPECT_EQ(p->joint != nullptr, spec.n_shared > 0);
         ASSERT_EQ(p->n_query_heads, 4u);
-        const size_t at = class_of_at(spec), query_at = at + 7 * p->n_classes + 2;
+        const size_t at = behind_classes(spec), query_at = at + 7 * p->n_classes + 2;
         EXPECT_EQ(Bytes(p->class_of, p->class_of + 7 * p->n_classes),
                   Bytes(bytes.begin() + static_cast<long>(at),
                         bytes.begin() + static_cast<long>(query_at - 2)));
@@ -112,13 +92,8 @@ TEST(BlockOrder, RefusesHostileProfiles)
     for (const ProfileSpec &spec : fine_specs()) {
         SCOPED_TRACE(testing::Message() << spec.joined << ' ' << spec.n_shared);
         const Bytes good = make_profile_bytes(spec);
-        const size_t at = class_of_at(spec), heads_at = at + 7 * 8;
-        const struct {
-            const char *what;
-            size_t offset, bytes;
-            uint64_t value;
-            cg_status want;
-        } cases[] = {
+        const size_t at = behind_classes(spec), heads_at = at + 7 * 8;
+        const ProfileField cases[] = {
             {"unchanged", 12, 4, 0, CG_OK},
             {"joint 2", 79, 1, 2, CG_ERR_CORRUPT},
             {"of another joint", 79, 1, spec.n_shared == 0, CG_ERR_CORRUPT},
@@ -133,17 +108,13 @@ TEST(BlockOrder, RefusesHostileProfiles)
             {"a query that is no number", heads_at + 2 + 2 * 255, 2, 0xffc0, CG_ERR_CORRUPT},
             {"a large query", heads_at + 2, 2, 0xff7f, CG_OK},
         };
-        for (const auto &c : cases) {
-            Bytes hostile = good;
-            cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
-            seal_profile(&hostile);
-            EXPECT_EQ(open(hostile), c.want) << c.what;
-        }
+        for (const ProfileField &field : cases)
+            expect_status_with(good, field);
         for (size_t n = 96; n < good.size(); n += n < heads_at + 600 ? 1 : 97) {
             Bytes cut(good.begin(), good.begin() + static_cast<long>(n));
-            EXPECT_EQ(open(cut), CG_ERR_TRUNCATED) << n;
+            EXPECT_EQ(profile_status(cut), CG_ERR_TRUNCATED) << n;
             seal_profile(&cut);
-            EXPECT_NE(open(cut), CG_OK) << n;
+            EXPECT_NE(profile_status(cut), CG_OK) << n;
         }
     }
 }
@@ -159,7 +130,7 @@ TEST(BlockOrder, BoundsWhatIsDecodedByTheLargestScale)
         Bytes bytes = make_profile_bytes(spec);
         cg_put_le(bytes.data() + weight_at, 4, cg_f32_bits(weight));
         seal_profile(&bytes);
-        EXPECT_EQ(open(bytes), want) << weight;
+        EXPECT_EQ(profile_status(bytes), want) << weight;
     }
 }
 
@@ -172,7 +143,7 @@ TEST(BlockOrder, ScalesOfTheCacheScaleQueriesToo)
     for (size_t i = 0; i < size_t{4} * 4 * 16; i++)
         ASSERT_EQ(scaled->query_mean[i], p->query_mean[i] * scales[i / 64][0]);
     Bytes large = make_profile_bytes(spec_4());
-    cg_put_le(large.data() + class_of_at(spec_4()) + 7 * 8 + 2 + 2 * 64 * 3, 2, 0x7f00);
+    cg_put_le(large.data() + behind_classes(spec_4()) + 7 * 8 + 2 + 2 * 64 * 3, 2, 0x7f00);
     seal_profile(&large);
     const Profile too_large = open_profile(large);
     EXPECT_EQ(cg_profile_scale(too_large.get(), scales), CG_ERR_INVALID_ARGUMENT);

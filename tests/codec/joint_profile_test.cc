@@ -2,7 +2,7 @@
 #include "codec/kernels.h"
 #include "codec/profile_data.h"
 #include "codec/section_plan.h"
-#include "profile_maker.h"
+#include "hostile_profiles.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>
@@ -21,38 +21,13 @@ ProfileSpec nested_spec()
     return spec;
 }
 
-cg_status open(const Bytes &bytes)
-{
-    cg_profile *p;
-    cg_fingerprint fingerprint;
-    const cg_status status = cg_profile_open(bytes.data(), bytes.size(), &p);
-    EXPECT_EQ(cg_profile_check(bytes.data(), bytes.size(), &fingerprint), status);
-    cg_profile_free(p);
-    return status;
-}
-
-// Where the joint matrix's fields begin.
-size_t shared_at(const ProfileSpec &spec)
-{
-    size_t at = 80 + 8 * spec.rotary_dim / 2u + 2 * spec.group_layers.size() + 24;
-    at += size_t{2} * 2 * 4 * spec.n_layers * spec.n_kv_heads * spec.head_dim;
-    for (const ClassSpec &c : mixed_classes())
-        at += 2 + 2 * c.freq.size() + (spec.nests ? 12 : 0);
-    return at;
-}
-
 TEST(JointProfile, RefusesHostileFields)
 {
     const ProfileSpec spec = nested_spec();
     const Bytes good = make_profile_bytes(spec);
-    const size_t at = shared_at(spec), given_at = at + 10, sizes_at = given_at + 48,
+    const size_t at = behind_classes(spec), given_at = at + 10, sizes_at = given_at + 48,
                  columns_at = sizes_at + 8;
-    const struct {
-        const char *what;
-        size_t offset, bytes;
-        uint64_t value;
-        cg_status want;
-    } cases[] = {
+    const ProfileField cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"version 2", 8, 4, 2, CG_ERR_CORRUPT},
         {"narrow components", 67, 1, 1, CG_ERR_CORRUPT},
@@ -86,28 +61,24 @@ TEST(JointProfile, RefusesHostileFields)
         {"more columns than joint components", columns_at, 2, 57, CG_ERR_CORRUPT},
         {"a class that is not there", columns_at + 16, 1, 8, CG_ERR_CORRUPT},
     };
-    for (const auto &c : cases) {
-        Bytes hostile = good;
-        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
-        seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), c.want) << c.what;
-    }
+    for (const ProfileField &field : cases)
+        expect_status_with(good, field);
 }
 
 TEST(JointProfile, RefusesWhatItsVersionHasNot)
 {
     ProfileSpec one = spec_3();
     one.group_layers = {4};
-    EXPECT_EQ(open(make_profile_bytes(one)), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(make_profile_bytes(one)), CG_ERR_CORRUPT);
     ProfileSpec excess = spec_3(); // a group's own columns, counted with the shared ones
     excess.excess_active = 1;
-    EXPECT_EQ(open(make_profile_bytes(excess)), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(make_profile_bytes(excess)), CG_ERR_CORRUPT);
     ProfileSpec rising = spec_3(), flat = spec_3();
     rising.nests = rising.rising_active = flat.nests = true;
-    EXPECT_EQ(open(make_profile_bytes(flat)), CG_OK);
-    EXPECT_EQ(open(make_profile_bytes(rising)), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(make_profile_bytes(flat)), CG_OK);
+    EXPECT_EQ(profile_status(make_profile_bytes(rising)), CG_ERR_CORRUPT);
     rising.nests = false;
-    EXPECT_EQ(open(make_profile_bytes(rising)), CG_OK);
+    EXPECT_EQ(profile_status(make_profile_bytes(rising)), CG_OK);
 }
 
 // 2^(33 - 12 - 3) x 9/16 / weight, at L3, with the least of the fraction_bits: what a step may come
@@ -122,7 +93,7 @@ TEST(JointProfile, BoundsWhatIsDecodedByItsFractionBitsToo)
         Bytes bytes = make_profile_bytes(spec);
         cg_put_le(bytes.data() + weight_at, 4, cg_f32_bits(weight));
         seal_profile(&bytes);
-        EXPECT_EQ(open(bytes), want) << weight;
+        EXPECT_EQ(profile_status(bytes), want) << weight;
     }
 }
 
@@ -131,11 +102,11 @@ TEST(JointProfile, RefusesEveryTruncation)
     const Bytes good = make_profile_bytes(nested_spec());
     for (size_t n = 0; n < good.size(); n += n < 8000 ? 1 : 53) {
         Bytes cut(good.begin(), good.begin() + static_cast<long>(n));
-        EXPECT_EQ(open(cut), CG_ERR_TRUNCATED) << n;
+        EXPECT_EQ(profile_status(cut), CG_ERR_TRUNCATED) << n;
         if (n < 96)
             continue;
         seal_profile(&cut);
-        EXPECT_NE(open(cut), CG_OK) << n;
+        EXPECT_NE(profile_status(cut), CG_OK) << n;
     }
 }
 

@@ -2,7 +2,7 @@
 
 #include "codec/profile_data.h"
 
-#include "profile_maker.h"
+#include "hostile_profiles.h"
 
 #include <functional>
 #include <gtest/gtest.h>
@@ -12,22 +12,6 @@ namespace
 {
 
 using namespace cg_test;
-
-cg_status open(const Bytes &bytes)
-{
-    const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);
-    std::copy(bytes.begin(), bytes.end(), exact.get());
-    cg_profile *profile;
-    const cg_status status = cg_profile_open(exact.get(), bytes.size(), &profile);
-    EXPECT_EQ(profile != nullptr, status == CG_OK);
-    cg_fingerprint checked;
-    EXPECT_EQ(cg_profile_check(exact.get(), bytes.size(), &checked), status);
-    if (status == CG_OK) {
-        EXPECT_EQ(0, memcmp(&checked, cg_profile_fingerprint(profile), sizeof checked));
-    }
-    cg_profile_free(profile);
-    return status;
-}
 
 TEST(Profile, TellsWhatItIsFor)
 {
@@ -50,9 +34,9 @@ TEST(Profile, OpensManyShapes)
                              ProfileSpec{2, 1, 66, CG_DTYPE_FP32, {1, 1}, 64, 8},
                              ProfileSpec{1, 1, 256, CG_DTYPE_BF16, {1}, 128, 1},
                              ProfileSpec{1, 2, 258, CG_DTYPE_BF16, {1}, 258, 1}}) {
-        EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
+        EXPECT_EQ(profile_status(make_profile_bytes(spec)), CG_OK);
         spec.all_active = false;
-        EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
+        EXPECT_EQ(profile_status(make_profile_bytes(spec)), CG_OK);
     }
 }
 
@@ -68,17 +52,17 @@ void expect_truncations_refused(const Bytes &good)
 {
     for (size_t n = 0; n < good.size(); n++) {
         Bytes bytes(good.begin(), good.begin() + n);
-        EXPECT_EQ(open(bytes), CG_ERR_TRUNCATED) << n;
+        EXPECT_EQ(profile_status(bytes), CG_ERR_TRUNCATED) << n;
         if (n >= 96) { // and with size and checksum put right
             seal_profile(&bytes);
-            EXPECT_NE(open(bytes), CG_OK) << n;
+            EXPECT_NE(profile_status(bytes), CG_OK) << n;
         }
     }
     Bytes longer = good;
     longer.push_back(0);
-    EXPECT_EQ(open(longer), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(longer), CG_ERR_CORRUPT);
     seal_profile(&longer);
-    EXPECT_NE(open(longer), CG_OK);
+    EXPECT_NE(profile_status(longer), CG_OK);
 }
 
 TEST(Profile, RefusesEveryTruncation)
@@ -93,7 +77,7 @@ TEST(Profile, RefusesEveryFlippedBit)
         for (size_t bit = 0; bit < 8 * good.size(); bit++) {
             Bytes damaged = good;
             damaged[bit / 8] ^= 1 << bit % 8;
-            EXPECT_NE(open(damaged), CG_OK) << bit;
+            EXPECT_NE(profile_status(damaged), CG_OK) << bit;
         }
     }
 }
@@ -114,12 +98,7 @@ TEST(Profile, RefusesHostileFields)
     const size_t scale_at = basis_at + 48 * 96 * 2;
     const uint64_t nan = 0x7fc00000, infinity = 0x7f800000;
 
-    const struct {
-        const char *what;
-        size_t offset, bytes;
-        uint64_t value;
-        cg_status want;
-    } cases[] = {
+    const ProfileField cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"version", 8, 4, 5, CG_ERR_UNSUPPORTED_VERSION},
@@ -182,22 +161,18 @@ TEST(Profile, RefusesHostileFields)
         {"scale NaN", scale_at, 4, nan, CG_ERR_CORRUPT},
         {"scale infinite", scale_at, 4, infinity, CG_ERR_CORRUPT},
     };
-    for (const auto &c : cases) {
-        Bytes hostile = good;
-        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
-        seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
-    }
+    for (const ProfileField &field : cases)
+        expect_status_with(good, field);
     Bytes smaller = good;
     cg_put_le(smaller.data() + 16, 8, good.size() - 1);
-    EXPECT_EQ(open(smaller), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(smaller), CG_ERR_CORRUPT);
     for (const uint64_t size :
          {uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{80}, uint64_t{87}}) {
         cg_put_le(smaller.data() + 16, 8, size);
-        EXPECT_EQ(open(smaller), CG_ERR_CORRUPT) << size;
+        EXPECT_EQ(profile_status(smaller), CG_ERR_CORRUPT) << size;
     }
     cg_put_le(smaller.data() + 16, 8, ~0ull);
-    EXPECT_EQ(open(smaller), CG_ERR_TRUNCATED);
+    EXPECT_EQ(profile_status(smaller), CG_ERR_TRUNCATED);
 }
 
 TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
@@ -230,16 +205,16 @@ TEST(Profile, NestsOnlyWithStepsAFactorThreeApartAndColumnsThatTheFinerLevelHas)
         if (c.offset == 64)
             hostile[66] = hostile[68] = 0;
         seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), CG_ERR_CORRUPT) << c.what;
+        EXPECT_EQ(profile_status(hostile), CG_ERR_CORRUPT) << c.what;
     }
     Bytes unsaid = good; // the tables are then taken for columns
     unsaid[77] = 0;
     seal_profile(&unsaid);
-    EXPECT_NE(open(unsaid), CG_OK);
+    EXPECT_NE(profile_status(unsaid), CG_OK);
     spec.rising_active = true;
-    EXPECT_EQ(open(make_profile_bytes(spec)), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(make_profile_bytes(spec)), CG_ERR_CORRUPT);
     spec.nests = false;
-    EXPECT_EQ(open(make_profile_bytes(spec)), CG_OK);
+    EXPECT_EQ(profile_status(make_profile_bytes(spec)), CG_OK);
 }
 
 TEST(Profile, RefusesRopeTablesThatAreNotThere)
@@ -269,7 +244,7 @@ TEST(Profile, RefusesRopeTablesThatAreNotThere)
         Bytes hostile = good;
         hostile[c.offset] = c.value;
         seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), c.want) << c.what;
+        EXPECT_EQ(profile_status(hostile), c.want) << c.what;
     }
 }
 
@@ -282,7 +257,7 @@ TEST(Profile, RefusesHostileNarrowComponents)
     spec.head_dim = 18; // 18 numbers of 11 bits end inside a byte
     spec.group_layers = {1, 1, 1, 1};
     const Bytes good = make_profile_bytes(spec);
-    EXPECT_EQ(open(good), CG_OK);
+    EXPECT_EQ(profile_status(good), CG_OK);
     size_t group = 0; // bytes of a group's plane: 18 components of 12, 11, 10 ... bits
     for (size_t c = 0; c < 18; c++)
         group += 5 + (18 * (12 - c % 11) + 7) / 8;
@@ -303,7 +278,8 @@ TEST(Profile, RefusesHostileNarrowComponents)
         Bytes hostile = good;
         hostile[c.offset] = c.value;
         seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
+        EXPECT_EQ(profile_status(hostile), c.want)
+            << c.what << ": " << cg_strerror(profile_status(hostile));
     }
 }
 
@@ -314,12 +290,7 @@ TEST(Profile, RefusesHostileFieldsOfAnchors)
                  classes_at = anchor_step_at + 1024;
     const size_t columns_at = good.size() - 8 - 4 * 256;
     const uint64_t nan = 0x7fc00000;
-    const struct {
-        const char *what;
-        size_t offset, bytes;
-        uint64_t value;
-        cg_status want;
-    } cases[] = {
+    const ProfileField cases[] = {
         {"unchanged", 12, 4, 0, CG_OK},
         {"channel transform", 64, 1, 1, CG_ERR_UNSUPPORTED},
         {"token transform 1 without a KLT", 65, 1, 1, CG_ERR_UNSUPPORTED},
@@ -334,26 +305,22 @@ TEST(Profile, RefusesHostileFieldsOfAnchors)
         {"a class of anchors that is none", columns_at, 1, 8, CG_ERR_CORRUPT},
         {"a class of deltas that is none", good.size() - 9, 1, 8, CG_ERR_CORRUPT},
     };
-    for (const auto &c : cases) {
-        Bytes hostile = good;
-        cg_put_le(hostile.data() + c.offset, c.bytes, c.value);
-        seal_profile(&hostile);
-        EXPECT_EQ(open(hostile), c.want) << c.what << ": " << cg_strerror(open(hostile));
-    }
+    for (const ProfileField &field : cases)
+        expect_status_with(good, field);
     ProfileSpec wide = paper_spec();
     wide.n_layers = 2;
     wide.group_layers = {2};
     wide.n_kv_heads = wide.head_dim = 182; // 66,248 columns a section
-    EXPECT_EQ(open(make_profile_bytes(wide)), CG_ERR_UNSUPPORTED);
+    EXPECT_EQ(profile_status(make_profile_bytes(wide)), CG_ERR_UNSUPPORTED);
     wide.group_layers = {1, 1};
-    EXPECT_EQ(open(make_profile_bytes(wide)), CG_OK);
+    EXPECT_EQ(profile_status(make_profile_bytes(wide)), CG_OK);
 }
 
 TEST(Profile, RefusesColumnsWithoutAComponent)
 {
     ProfileSpec spec;
     spec.excess_active = 1; // nothing else is wrong: the decoder would read past the basis
-    EXPECT_EQ(open(make_profile_bytes(spec)), CG_ERR_CORRUPT);
+    EXPECT_EQ(profile_status(make_profile_bytes(spec)), CG_ERR_CORRUPT);
 }
 
 TEST(Profile, OpensAFile)

@@ -507,6 +507,15 @@ void edit(const Store &store, const std::string &path, void (*change)(Bytes *))
     store.dir.write(path, bytes);
 }
 
+// Bits of a byte at a place, with checksums that are right again.
+template <size_t AT, uint8_t BITS> void flip_sealed(const Store &store, const std::string &path)
+{
+    edit(store, path, [](Bytes *b) {
+        (*b)[AT] ^= BITS;
+        seal_chunk(b);
+    });
+}
+
 const Damage DAMAGES[] = {
     {"missing",
      [](const Store &s, const std::string &p) { std::filesystem::remove(s.dir.path + "/" + p); },
@@ -535,46 +544,11 @@ const Damage DAMAGES[] = {
          });
      },
      &cachegen_stats::chunks_foreign_tokens},
-    {"another position, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[36] ^= 32;
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_foreign_tokens},
-    {"another parent, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[88] ^= 1;
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_foreign_tokens},
-    {"another extra key, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[104] ^= 1;
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_foreign_tokens},
-    {"another key, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[120] ^= 1;
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_foreign_tokens},
-    {"another model, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[56] ^= 1;
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_foreign_model},
+    {"another position, sealed", flip_sealed<36, 32>, &cachegen_stats::chunks_foreign_tokens},
+    {"another parent, sealed", flip_sealed<88, 1>, &cachegen_stats::chunks_foreign_tokens},
+    {"another extra key, sealed", flip_sealed<104, 1>, &cachegen_stats::chunks_foreign_tokens},
+    {"another key, sealed", flip_sealed<120, 1>, &cachegen_stats::chunks_foreign_tokens},
+    {"another model, sealed", flip_sealed<56, 1>, &cachegen_stats::chunks_foreign_model},
     {"another dtype, sealed",
      [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) {
@@ -583,14 +557,7 @@ const Damage DAMAGES[] = {
          });
      },
      &cachegen_stats::chunks_foreign_model},
-    {"scales, sealed",
-     [](const Store &s, const std::string &p) {
-         edit(s, p, [](Bytes *b) {
-             (*b)[48] ^= 1; // of bf16
-             seal_chunk(b);
-         });
-     },
-     &cachegen_stats::chunks_corrupt},
+    {"scales of bf16, sealed", flip_sealed<48, 1>, &cachegen_stats::chunks_corrupt},
     {"L0 on a lossy prefix, sealed",
      [](const Store &s, const std::string &p) {
          edit(s, p, [](Bytes *b) {
