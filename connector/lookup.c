@@ -101,6 +101,52 @@ static bool forget_old_link(cg_runtime *rt)
     return has_forgotten;
 }
 
+/* The chunks' sizes to sizes[n_chunks]. Returns how many tokens they have. */
+static uint32_t take_sizes(const cg_prefix *prefix, cg_controller_chunk *sizes)
+{
+    uint32_t n_tokens = 0;
+    for (uint32_t i = 0; i < prefix->n_chunks; i++) {
+        sizes[i] = prefix->chunks[i].sizes;
+        n_tokens += sizes[i].n_tokens;
+    }
+    return n_tokens;
+}
+
+/* What the decision makes of the chunks, and what the look-up's hit is then. */
+static void settle(cachegen_lookup *l, const cg_controller_decision *decision,
+                   const cg_controller_chunk *sizes, const uint8_t *levels, uint32_t stored,
+                   cg_plan *plan)
+{
+    const cg_prefix *prefix = &l->prefix;
+    plan->n_chunks = (uint32_t)decision->n_load;
+    /* The load leaves time for what is recomputed after it. */
+    plan->budget_ns = l->budget_ns > decision->reserve_ns ? l->budget_ns - decision->reserve_ns : 0;
+    for (uint32_t i = 0; i < plan->n_chunks; i++) {
+        cg_plan_chunk *chunk = &prefix->chunks[i];
+        chunk->level = levels[i];
+        chunk->sizes = sizes[i];
+        plan->n_tokens += sizes[i].n_tokens;
+        l->hit.bytes += sizes[i].bytes[levels[i]];
+        if (levels[i] > l->hit.worst_level)
+            l->hit.worst_level = levels[i];
+    }
+    /* The engine computes the last token itself: its logits are what it wants. */
+    const uint32_t most = prefix->n_tokens - 1;
+    l->hit.stored_tokens = stored < most ? stored : most;
+    l->hit.n_chunks = plan->n_chunks;
+    l->hit.predicted_ns = decision->predicted_ns;
+    if (plan->n_chunks > 0) {
+        const uint32_t end = plan->first_position + plan->n_tokens;
+        plan->hit_tokens = end < most ? end : most;
+        if (plan->hit_tokens <= l->from_token) { /* nothing that the engine does not have */
+            plan->n_chunks = plan->n_tokens = plan->hit_tokens = 0;
+            memset(&l->hit, 0, sizeof l->hit);
+        }
+    }
+    l->hit.hit_tokens = plan->hit_tokens;
+    plan->tokens = prefix->tokens + (plan->n_tokens > 0 ? plan->first_position : 0);
+}
+
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
 static void decide(cg_runtime *rt, cachegen_lookup *l)
 {
@@ -120,56 +166,24 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
                     .started_boot_ns = l->started_boot_ns,
                     .clock_id = c->boot_clock_id,
                     .extra = prefix->extra,
+                    .parent = prefix->first_chunk > 0 ? prefix->keys[prefix->first_chunk - 1]
+                                                      : prefix->root,
                     .chunks = prefix->chunks};
-    if (levels == NULL || sizes == NULL)
-        goto done;
-
-    /* Chunks before first_position are the engine's already: they count as stored, so that a prefix
-     * goes on from them. */
-    uint32_t stored = prefix->n_chunks > 0 ? plan.first_position : 0;
-    for (uint32_t i = 0; i < prefix->n_chunks; i++) {
-        sizes[i] = prefix->chunks[i].sizes;
-        stored += sizes[i].n_tokens;
-    }
-    cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
-    if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt)) {
-        for (uint32_t i = 0; i < prefix->n_chunks; i++)
-            sizes[i] = prefix->chunks[i].sizes;
-        decision = choose(rt, l, sizes, stored, levels);
-    }
-    plan.n_chunks = (uint32_t)decision.n_load;
-    /* The load leaves time for what is recomputed after it. */
-    plan.budget_ns = l->budget_ns > decision.reserve_ns ? l->budget_ns - decision.reserve_ns : 0;
-
-    for (uint32_t i = 0; i < plan.n_chunks; i++) {
-        cg_plan_chunk *chunk = &prefix->chunks[i];
-        chunk->level = levels[i];
-        chunk->sizes = sizes[i];
-        plan.n_tokens += sizes[i].n_tokens;
-        l->hit.bytes += sizes[i].bytes[levels[i]];
-        if (levels[i] > l->hit.worst_level)
-            l->hit.worst_level = levels[i];
-    }
-    /* The engine computes the last token itself: its logits are what it wants. */
-    const uint32_t most = prefix->n_tokens - 1;
-    l->hit.stored_tokens = stored < most ? stored : most;
-    l->hit.n_chunks = plan.n_chunks;
-    l->hit.predicted_ns = decision.predicted_ns;
-    if (plan.n_chunks > 0) {
-        plan.hit_tokens =
-            plan.first_position + plan.n_tokens < most ? plan.first_position + plan.n_tokens : most;
-        if (plan.hit_tokens <= l->from_token) { /* nothing that the engine does not have */
-            plan.n_chunks = plan.n_tokens = plan.hit_tokens = 0;
-            memset(&l->hit, 0, sizeof l->hit);
+    if (levels != NULL && sizes != NULL) {
+        /* Chunks before first_position are the engine's already: they count as stored, so that a
+         * prefix goes on from them. */
+        const uint32_t stored =
+            take_sizes(prefix, sizes) + (prefix->n_chunks > 0 ? plan.first_position : 0);
+        cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
+        if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt)) {
+            (void)take_sizes(prefix, sizes);
+            decision = choose(rt, l, sizes, stored, levels);
         }
+        settle(l, &decision, sizes, levels, stored, &plan);
+        l->plan_bytes = cg_plan_bytes(&plan);
+        if ((l->plan = malloc(l->plan_bytes)) != NULL)
+            cg_plan_write(&plan, l->plan);
     }
-    l->hit.hit_tokens = plan.hit_tokens;
-    plan.parent = prefix->first_chunk > 0 ? prefix->keys[prefix->first_chunk - 1] : prefix->root;
-    plan.tokens = prefix->tokens + (plan.n_tokens > 0 ? plan.first_position : 0);
-    l->plan_bytes = cg_plan_bytes(&plan);
-    if ((l->plan = malloc(l->plan_bytes)) != NULL)
-        cg_plan_write(&plan, l->plan);
-done:
     free(levels);
     free(sizes);
     /* Without memory for a plan it is a miss. */
