@@ -112,6 +112,27 @@ static int serve(struct fuse_session *session, const cg_options *options, cg_met
     return result;
 }
 
+/* Answers requests until the end, beside the threads that keep, scrub and watch the store. Returns
+ * the program's exit status. */
+static int work(cg_mount *mount, const cg_options *options, log_target *target)
+{
+    pthread_t keeper, scrubber, watcher;
+    const bool is_kept = pthread_create(&keeper, NULL, keep, mount->fs) == 0,
+               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount->fs) == 0,
+               is_watched = pthread_create(&watcher, NULL, watch, mount->fs) == 0;
+    const int result = serve(mount->session, options, cg_fs_metrics(mount->fs));
+    if (result < 0)
+        log_line(target, CG_LOG_ERROR, strerror(-result));
+    cg_fs_stop(mount->fs);
+    if (is_kept)
+        pthread_join(keeper, NULL);
+    if (is_scrubbed)
+        pthread_join(scrubber, NULL);
+    if (is_watched)
+        pthread_join(watcher, NULL);
+    return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal that ends us is a good end */
+}
+
 static int run(cg_options *options)
 {
     log_target target = {.to_syslog = false};
@@ -135,7 +156,6 @@ static int run(cg_options *options)
     };
     memcpy(config.keep_s, options->keep_s, sizeof config.keep_s);
     const cg_fs_kernel kernel = {cg_ops_forget, cg_ops_doubt_names, &mount};
-    pthread_t keeper, scrubber, watcher;
     int result = EXIT_FAILURE;
     const int error = cg_fs_new(&config, &mount.fs);
     if (error != 0) {
@@ -162,23 +182,8 @@ static int run(cg_options *options)
         goto no_daemon;
     mount.session = session;
     begin_watch(options, &mount, &kernel, &target);
-    /* Before the threads are made, which get what is left. */
-    cg_persona_drop_capabilities();
-    const bool is_kept = pthread_create(&keeper, NULL, keep, mount.fs) == 0,
-               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount.fs) == 0,
-               is_watched = pthread_create(&watcher, NULL, watch, mount.fs) == 0;
-    const int loop_result = serve(session, options, cg_fs_metrics(mount.fs));
-    if (loop_result < 0)
-        log_line(&target, CG_LOG_ERROR, strerror(-loop_result));
-    /* A signal that ends us is a good end. */
-    result = loop_result < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
-    cg_fs_stop(mount.fs);
-    if (is_kept)
-        pthread_join(keeper, NULL);
-    if (is_scrubbed)
-        pthread_join(scrubber, NULL);
-    if (is_watched)
-        pthread_join(watcher, NULL);
+    cg_persona_drop_capabilities(); /* threads that are made later get what is left */
+    result = work(&mount, options, &target);
 no_daemon:
     fuse_session_unmount(session);
 no_mount:
