@@ -277,6 +277,7 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     }
     lay_strips(&w, n_columns);
     out = cg_put_zeros(dst, out, align);
+    /* By the estimate, not by the coded bytes: the streams' sizes stand in front of them. */
     const size_t n_streams =
         cg_rans_choose_streams(estimated_bits, w.n_strips, CG_RANS_STREAM_PERCENT);
     const cg_rans_run all = {n_rows, 0};

@@ -226,6 +226,7 @@ static cg_status decode_strip(const cg_rans_class *classes, const cg_rans_strip 
         v[1] = take_symbols(classes, &high, &x[1], &escaped_high);
         renormalize32(x, &in);
         const uint32_t escaped = escaped_low | (uint32_t)escaped_high << 16;
+        /* Rare: lanes go through memory then, so that the loop keeps its states in registers. */
         if (escaped != 0) {
             int32_t lane_v[CG_RANS_LANES];
             for (unsigned i = 0; i < 2; i++) {

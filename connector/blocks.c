@@ -23,6 +23,7 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
          given->block_tokens % 32 != 0 || given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
     const int64_t element_bytes = (int64_t)cg_dtype_bytes(given->dtype);
+    /* The kernels write all layers at once, and rows of dense dims. */
     if (on_gpu && (given->n_layers != model->n_layers || given->dim_stride[CG_K] != element_bytes ||
                    given->dim_stride[CG_V] != element_bytes))
         return CG_ERR_UNSUPPORTED;
@@ -39,7 +40,7 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
     layout->tile_heads = model->n_kv_heads;
     layout->tile_first_head = given->first_head;
     memcpy(layout->base_copy, given->base, given->n_layers * sizeof layout->base_copy[0]);
-    layout->given.base = layout->base_copy;
+    layout->given.base = layout->base_copy; /* the caller's may go */
     *layout_out = layout;
     return CG_OK;
 }

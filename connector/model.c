@@ -78,6 +78,7 @@ static cg_status take_json(cg_model *model, const char *text, const cg_config_ge
             cg_sentence_say(error, CG_ERR_UNSUPPORTED_VERSION, "%s: \"version\" is not 1", path);
         goto done;
     }
+    /* What the file says must agree with the configuration: one of them is of another model. */
     if ((status = take_count(object, "n_layers", CG_MAX_LAYERS, given->n_layers, path,
                              &model->geometry.n_layers, error)) != CG_OK ||
         (status = take_count(object, "n_kv_heads", CG_MAX_KV_HEADS, given->n_kv_heads, path,

@@ -240,7 +240,7 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     const double now_decoding_ns = decoding_ns(plan, speeds);
     queue before = {speeds->others_bytes, now_decoding_ns, now_decoding_ns};
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
-        const queue here = before;
+        const queue here = before; /* what others read and decode first, its own work apart */
         bool waits;
         for (uint32_t i = stream->first; i < stream->first_failed; i++) {
             before.bytes += missing_bytes(stream, i);

@@ -586,6 +586,8 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
         stream->dropped_bytes += n_bytes;
         return CG_STREAM_DROP;
     }
+    /* A range that failed ends the chunk where it began. The levels before it are good, so the
+     * stream fails only if there is none. */
     if (n_bytes == 0) {
         chunk->is_cut = true;
         if (read.from < chunk->good_bytes)

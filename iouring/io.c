@@ -50,6 +50,7 @@ cg_status cg_io_new(const cg_io_config *config, cg_io **io_out)
     if (io->ready == NULL)
         goto failed;
 
+    /* Whether io_uring works is known only by trying: a container may forbid it. */
     status = CG_ERR_UNSUPPORTED;
     if (config->backend != CG_IO_THREADS) {
         io->backend_in_use = CG_IO_URING;
