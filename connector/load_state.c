@@ -200,6 +200,11 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (is_ours(status))
         return;
+    /* Its name may belong to another file than the one that is open, and so may those of the chunks
+     * behind it, which nobody asks any more. */
+    if (status != CG_ERR_TIMED_OUT)
+        cg_reader_files_forget(cg_link_files(rt->link), load->op.connector->root, key,
+                               load->plan->n_chunks - chunk->index);
     if (status != CG_ERR_LOSSY_PREFIX) {
         cg_chunk_memory_failed(rt->chunk_memory, key, levels, damaged, until_ns);
         return;

@@ -255,7 +255,9 @@ static uint64_t watch(reader *r)
     if (wake_ns == UINT64_MAX)
         wake_ns = cg_stream_wake_ns(&rt->stream_plan);
     pthread_mutex_unlock(&rt->lock);
-    if (r->files != NULL && cg_reader_files_wake_ns(r->files) < wake_ns)
+    /* With all places for closing taken the next one that is free completes something. */
+    if (r->files != NULL && r->n_closing < MAX_CLOSING &&
+        cg_reader_files_wake_ns(r->files) < wake_ns)
         wake_ns = cg_reader_files_wake_ns(r->files);
     if (wake_ns == UINT64_MAX)
         return UINT64_MAX;

@@ -8,6 +8,7 @@ static const uint64_t KEEP_NS = UINT64_C(5000000000); /* after the last use */
 
 typedef struct place {
     bool is_taken;
+    bool is_forgotten; /* it has no name any more */
     cg_reader_name name;
     int file;
     uint32_t n_users;
@@ -52,8 +53,9 @@ void cg_reader_files_end(cg_reader_files *files)
 
 static bool is_named(const place *p, const cg_reader_name *name)
 {
-    return p->is_taken && p->name.load_ns == name->load_ns && p->name.store == name->store &&
-           p->name.level == name->level && cg_key_equal(&p->name.key, &name->key) &&
+    return p->is_taken && !p->is_forgotten && p->name.load_ns == name->load_ns &&
+           p->name.store == name->store && p->name.level == name->level &&
+           cg_key_equal(&p->name.key, &name->key) &&
            memcmp(&p->name.profile, &name->profile, sizeof name->profile) == 0;
 }
 
@@ -118,13 +120,26 @@ void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns)
     pthread_mutex_unlock(&files->lock);
 }
 
+void cg_reader_files_forget(cg_reader_files *files, uint64_t store, const cg_key *keys,
+                            size_t n_keys)
+{
+    if (files == NULL)
+        return;
+    pthread_mutex_lock(&files->lock);
+    for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        for (size_t i = 0; i < n_keys && p->is_taken && p->name.store == store; i++)
+            if (cg_key_equal(&p->name.key, &keys[i]))
+                p->is_forgotten = true;
+    pthread_mutex_unlock(&files->lock);
+}
+
 int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns)
 {
     int file = -1;
     pthread_mutex_lock(&files->lock);
     for (place *p = files->places; p < files->places + CG_READER_FILES && file < 0; p++)
         if (p->is_taken && p->n_users == 0 &&
-            (files->n_readers == 0 || now_ns >= p->used_ns + KEEP_NS)) {
+            (files->n_readers == 0 || p->is_forgotten || now_ns >= p->used_ns + KEEP_NS)) {
             /* The caller closes it, not under the lock: a FUSE daemon may have to be waited for. */
             p->is_taken = false;
             file = p->file;
@@ -138,8 +153,8 @@ uint64_t cg_reader_files_wake_ns(cg_reader_files *files)
     uint64_t wake_ns = UINT64_MAX;
     pthread_mutex_lock(&files->lock);
     for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
-        if (p->is_taken && p->n_users == 0 && p->used_ns + KEEP_NS < wake_ns)
-            wake_ns = p->used_ns + KEEP_NS;
+        if (p->is_taken && p->n_users == 0 && (p->is_forgotten || p->used_ns + KEEP_NS < wake_ns))
+            wake_ns = p->is_forgotten ? 0 : p->used_ns + KEEP_NS;
     pthread_mutex_unlock(&files->lock);
     return wake_ns;
 }

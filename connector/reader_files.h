@@ -6,6 +6,8 @@
  * start, leaves the file open here, and the reader reads all its ranges from there. The files are
  * few, and are closed some seconds after their last use: what nobody loads must not stay open.
  * Of a near store another load opens the file anew, and sees what its look-up saw.
+ * One whose name may belong to another file by now is not read any more: a save has replaced it, or
+ * a load found that it is not the chunk that it was taken for.
  * A set is shared by all connectors of a process that read from one device (connector/link.h).
  * Closing may have to wait for a FUSE daemon, so only readers close, through their queues; without
  * a reader the set takes no file.
@@ -51,8 +53,12 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
 int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
 /* now_ns 0: nobody will need it again. */
 void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns);
-/* Takes out a file that the caller must close, because it has not been used for long or has no
- * reader; -1: none. */
+/* The files of the chunks keys[n_keys] are not taken any more, whatever their level; who reads one
+ * goes on. files NULL is fine. */
+void cg_reader_files_forget(cg_reader_files *files, uint64_t store, const cg_key *keys,
+                            size_t n_keys);
+/* Takes out a file that the caller must close, because it is forgotten, has not been used for long
+ * or has no reader; -1: none. */
 int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns);
 /* When cg_reader_files_drop() will have a file; UINT64_MAX: never. */
 uint64_t cg_reader_files_wake_ns(cg_reader_files *files);

@@ -59,6 +59,8 @@ static cg_status publish_level(const cg_save_chunk *chunk, cg_io *io, cg_level l
         return status;
     /* Somebody was faster. */
     save->is_shared = save->is_shared || (existed && chunk->outdone == 0 && chunk->damaged == 0);
+    if (replaced != 0)
+        cg_reader_files_forget(cg_link_files(rt->link), save->op.connector->root, key, 1);
     pthread_mutex_lock(&rt->lock);
     const uint64_t now_ns = cg_now_ns();
     const bool written = !existed || replaced != 0;

@@ -378,6 +378,72 @@ TEST_F(FarStoreTest, ANearStoreIsLoadedAsItIsNow)
     EXPECT_EQ(gone.progress.loaded_tokens, 0u);
 }
 
+// A store that is a network away for its connectors, whose files stay open.
+struct Held {
+    Held()
+    {
+        odd.set_mood(Mood::SLOW); // as connectors find when they ask how far the store is
+        for (std::unique_ptr<Engine> *engine : {&reader, &writer})
+            *engine = std::make_unique<Engine>(mount.path, store.spec,
+                                               "\"lookup_timeout_ms\": 60000, \"retry_ms\": 0, "
+                                               "\"ttft_budget_ms\": 600000");
+        odd.set_mood(Mood::GOOD);
+    }
+    const Store store{true};
+    const TempDir mount;
+    OddFs odd{store.dir.path, mount.path};
+    std::unique_ptr<Engine> reader, writer; // before the mount goes
+};
+
+TEST_F(FarStoreTest, AfterAFailedLoadTheNameDecidesWhichFileIsRead)
+{
+    Held held;
+    ASSERT_EQ(held.odd.why(), "");
+    const Tokens tokens = prompt(CHUNK * 4);
+    {
+        Engine near(held.store);
+        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+    }
+    std::vector<std::pair<std::string, Bytes>> good;
+    for (const char *level : {"L1", "L2", "L3"})
+        for (const std::string &path : held.store.chunks(level)) {
+            good.emplace_back(path, held.store.dir.read(path));
+            Bytes bytes = good.back().second;
+            bytes[bytes.size() / 2] ^= 1;
+            std::filesystem::remove(held.store.dir.path + "/" + path);
+            held.store.dir.write(path, bytes);
+        }
+    held.reader->load(tokens); // the first has no reader yet, and nothing stays open
+    EXPECT_EQ(held.reader->load(tokens).progress.loaded_tokens, 0u);
+    for (const auto &[path, bytes] : good) { // as where another engine replaces them
+        held.store.dir.write(path + ".new", bytes);
+        std::filesystem::rename(held.store.dir.path + "/" + path + ".new",
+                                held.store.dir.path + "/" + path);
+    }
+    // Reads that were under way when the first chunk failed leave their files open.
+    uint32_t n_loaded = 0;
+    for (int i = 0; i < 10 && n_loaded < CHUNK * 4 - 1; i++)
+        n_loaded = held.reader->load(tokens).progress.loaded_tokens;
+    EXPECT_EQ(n_loaded, CHUNK * 4 - 1);
+}
+
+TEST_F(FarStoreTest, WhatASaveHasReplacedIsNotReadAsItWas)
+{
+    Held held;
+    ASSERT_EQ(held.odd.why(), "");
+    const Tokens tokens = prompt(CHUNK * 4);
+    Engine &reader = *held.reader, &writer = *held.writer;
+    ASSERT_EQ(writer.save(tokens, nullptr, /*prefix_level=*/3), CACHEGEN_OK);
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(reader.load(tokens).progress.loaded_tokens, CHUNK * 4 - 1);
+    ASSERT_EQ(writer.save(tokens), CACHEGEN_OK);
+    reader.worst_level_plus_1 = reader.level_plus_1 = 3; // L2, the finest of both
+    const Load load = reader.load(tokens);
+    EXPECT_EQ(load.hit.hit_tokens, CHUNK * 4 - 1);
+    EXPECT_EQ(load.status, CACHEGEN_OK);
+    EXPECT_EQ(load.progress.loaded_tokens, CHUNK * 4 - 1);
+}
+
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)
 {
     Tokens tokens = prompt(CHUNK * 512);
