@@ -332,7 +332,8 @@ typedef struct cachegen_save_request {
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
  * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
- * staging memory. Errors are counted and reported by poll; they never harm the store.
+ * staging memory. A context holds what there is of the prompt then; where that is nothing, there is
+ * none. Errors are counted and reported by poll; they never harm the store.
  * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
  * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,

@@ -12,8 +12,9 @@
  * first publisher of a name wins, but not with a damaged file, nor with one that was computed on a
  * worse prefix: these are replaced. Errors of cg_encoder_finish() and cg_store_publish(). */
 cg_status cg_save_publish_chunk(const cg_save_chunk *chunk, cg_io *io);
-/* Publishes save->context, of the chunks that the store has by then. CG_ERR_NOT_FOUND: it lacks
- * some; the context is published as far as it goes without a hole. */
+/* Publishes save->context, of the chunks that the store has by then: as far as they go without a
+ * hole, and where there are none, nothing. CG_ERR_NOT_FOUND: it lacks some that the save has not
+ * dropped. */
 cg_status cg_save_publish_context(cachegen_save *save, cg_io *io);
 /* Publishes the model's description, unless the store has it. */
 cg_status cg_save_publish_model(const cachegen *connector, cg_io *io);

@@ -364,7 +364,7 @@ TEST_P(LoadTest, OfACopyThatIsCutOnlyWhatIsBeingReadIsWaitedFor)
     {
         TouchedPages blocks(engine.memory.data(), engine.memory.size(), true);
         for (cachegen_save *&save : saves)
-            ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, nullptr, 0, &save), CACHEGEN_OK);
+            ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, "name", 0, &save), CACHEGEN_OK);
         ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
         for (cachegen_save *save : saves)
             cachegen_save_cut(save);
@@ -382,8 +382,10 @@ TEST_P(LoadTest, OfACopyThatIsCutOnlyWhatIsBeingReadIsWaitedFor)
     const cachegen_stats s = engine.stats();
     EXPECT_EQ(s.saves_dropped_overwritten, 16u);
     EXPECT_EQ(s.saves_dropped, 16u);
+    EXPECT_EQ(s.save_errors, 0u);
     EXPECT_EQ(s.staging_bytes, 0u);
     EXPECT_TRUE(store.chunks("L0").empty());
+    EXPECT_FALSE(store.dir.has("m/contexts/name"));
 }
 
 // It stands still in the third chunk, or the fourth: pages are not blocks.
@@ -399,7 +401,7 @@ TEST_P(LoadTest, ChunksThatWereCopiedBeforeACutAreSavedAndNoOther)
     {
         uint8_t *const third = engine.element(0, 0, 64 / Engine::BLOCK_TOKENS, 0, 0, 0);
         TouchedPages blocks(third, engine.memory.data() + engine.layer_bytes() - third, true);
-        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, nullptr, 0, &save), CACHEGEN_OK);
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, "name", 0, &save), CACHEGEN_OK);
         ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
         cachegen_save_cut(save);
         blocks.release();
@@ -412,6 +414,8 @@ TEST_P(LoadTest, ChunksThatWereCopiedBeforeACutAreSavedAndNoOther)
     EXPECT_LE(p.loaded_tokens, 96u);
     EXPECT_EQ(store.chunks("L0").size(), p.loaded_tokens / 32);
     EXPECT_EQ(engine.stats().saves_dropped_overwritten, 8 - p.loaded_tokens / 32);
+    EXPECT_EQ(engine.stats().save_errors, 0u);
+    EXPECT_TRUE(store.dir.has("m/contexts/name/context.json")) << "as far as there are chunks";
     EXPECT_EQ(engine.stats().staging_bytes, 0u);
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, p.loaded_tokens);
     EXPECT_EQ(engine.error_of(tokens, 0, p.loaded_tokens), 0);
@@ -1737,6 +1741,7 @@ TEST_P(LoadTest, NothingIsSavedBehindAHole)
         EXPECT_EQ(store.chunks("L0").size(), 2u);
         EXPECT_EQ(engine.stats().saves_dropped, 3u);
         EXPECT_EQ(engine.stats().saves_dropped_unreachable, 3u);
+        EXPECT_EQ(engine.stats().save_errors, 0u) << "nor is the name's context longer";
         EXPECT_EQ(save(64, 192).loaded_tokens, 192u) << "from the hole on";
         EXPECT_EQ(store.chunks("L0").size(), 6u);
         EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
