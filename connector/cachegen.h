@@ -52,19 +52,20 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
 /* Opens a connector from a JSON object (keys and defaults: connector/README.md). The caller ends
  * *out with cachegen_close(). It reads the store's model.json and the model's profile: the tables
  * that lossy levels are coded with. A store without a profile opens, too, and serves L0. No thread
- * starts before the first operation; where the store is far, one starts with the first layout that
+ * stays before the first operation; where the store is far, one starts with the first layout that
  * is registered.
- * On failure *out is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the
- * key. On success it is empty, or a warning: the curve of quality in model.json is not valid, and
- * the built-in one is used. */
+ * 45 (timed out): the store has not answered for open_timeout_ms (configured). Then a thread is
+ * left behind, which frees what it has when the store answers, if ever. On failure *out is NULL,
+ * and error[error_bytes] (may be NULL) holds one sentence that names the key. On success it is
+ * empty, or a warning: the curve of quality in model.json is not valid, and the built-in one is
+ * used. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
- * close_timeout_ms (configured) at the latest, also if the store hangs, or a GPU. Then saves are
- * given up, and what hangs is left behind: its thread and memory stay until the store or the GPU
- * answers, if ever. Nothing is freed that it may still touch. Should a GPU go on that was left with
- * a load, it still writes that load's blocks. An encoder's task that runs is waited for, which at
- * its low priority (encode_nice) may take seconds more where the CPUs are busy. Free the
+ * close_timeout_ms (configured) at the latest, also if the store hangs, or a GPU, or if encoders,
+ * at their low priority (encode_nice), get no CPU. Then saves are given up, and what hangs is left
+ * behind: its thread and memory stay until it goes on, if ever. Nothing is freed that it may still
+ * touch. Should a GPU go on that was left with a load, it still writes that load's blocks. Free the
  * handles of operations that are done before: all are invalid afterwards. To free one that is not
  * done waits for it, a save as long as it takes, and a GPU's that hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);

@@ -72,6 +72,8 @@ static const key_rule RULES[] = {
     {"io_backend", CHOICE, AT(io_backend), 0, 0, 0, BACKENDS},
     {"io_cache", CHOICE, AT(io_cache), 0, 0, 0, CACHES},          /* page cache or O_DIRECT */
     {"queue_depth", INTEGER, AT(queue_depth), 16, 1, 1024, NULL}, /* reads under way at most */
+    {"open_timeout_ms", INTEGER, AT(open_timeout_ms), 120000, 1, 86400000,
+     NULL}, /* then opening fails, and leaves what hangs behind */
     {"read_timeout_ms", INTEGER, AT(read_timeout_ms), 10000, 1, 86400000,
      NULL}, /* then a read is abandoned */
     {"lookup_timeout_ms", INTEGER, AT(lookup_timeout_ms), 2000, 1, 86400000,

@@ -48,7 +48,8 @@ typedef struct cg_config {
     uint32_t io_backend; /* cg_io_backend */
     uint32_t io_cache;   /* cg_io_cache */
     uint32_t queue_depth, staging_mib, max_abandoned_reads;
-    uint32_t read_timeout_ms, lookup_timeout_ms, save_timeout_ms, close_timeout_ms;
+    uint32_t open_timeout_ms, read_timeout_ms, lookup_timeout_ms, save_timeout_ms;
+    uint32_t close_timeout_ms;
     uint32_t negative_ttl_ms, positive_ttl_ms, retry_ms;
     char *gpu_library; /* NULL: beside this one, or where the linker looks */
     uint32_t gpu_slots, gpu_staging_mib;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -71,6 +72,149 @@ static uint32_t n_encoders(const cg_config *config, uint32_t n_cpus)
     return n_cpus > 1 ? n_cpus / 2 : 1;
 }
 
+/* What a store or a GPU may hold up, on a thread of its own that can be left behind. */
+typedef struct errand {
+    void (*run)(void *job);
+    void (*drop)(void *job); /* frees it when it was run and nobody waits for it any more */
+    void *job;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool is_over, is_left; /* the lock; left: nobody waits for it any more */
+} errand;
+
+static void errand_free(errand *e)
+{
+    pthread_cond_destroy(&e->ended);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+static void *run_errand(void *argument)
+{
+    errand *e = argument;
+    e->run(e->job);
+    pthread_mutex_lock(&e->lock);
+    e->is_over = true;
+    const bool is_left = e->is_left;
+    pthread_cond_signal(&e->ended);
+    pthread_mutex_unlock(&e->lock);
+    if (is_left) {
+        e->drop(e->job);
+        errand_free(e);
+    }
+    return NULL;
+}
+
+/* False: it was not done at the deadline. Then it ends by itself some day, and what it does is the
+ * job's alone. Where no thread can be started it runs here, however long that takes. */
+static bool do_until(uint64_t deadline_ns, const char *name, const cg_config *config,
+                     void (*run)(void *), void (*drop)(void *), void *job)
+{
+    pthread_t thread;
+    errand *e = calloc(1, sizeof *e);
+    if (e != NULL) {
+        *e = (errand){.run = run, .drop = drop, .job = job};
+        pthread_mutex_init(&e->lock, NULL);
+        cg_condition_init(&e->ended);
+    }
+    if (e == NULL ||
+        cg_thread_start(&thread, name, config->cpus, config->n_cpus, run_errand, e) != CG_OK) {
+        if (e != NULL)
+            errand_free(e);
+        run(job);
+        return true;
+    }
+    pthread_mutex_lock(&e->lock);
+    while (!e->is_over && cg_now_ns() < deadline_ns)
+        cg_condition_wait(&e->ended, &e->lock, deadline_ns);
+    const bool is_over = e->is_over;
+    e->is_left = !is_over;
+    if (!is_over)
+        pthread_detach(thread);
+    pthread_mutex_unlock(&e->lock);
+    if (is_over) {
+        pthread_join(thread, NULL);
+        errand_free(e);
+    }
+    return is_over;
+}
+
+/* Asking the store what there is to be known of it before anything is loaded. */
+typedef struct open_job {
+    cachegen *c;
+    cg_status status;
+    char text[1024]; /* of the sentence */
+} open_job;
+
+static cg_status open_store(cachegen *c, const cg_sentence *error)
+{
+    /* cg_store_open() would make it: a misspelt root, or one that is not mounted yet, would become
+     * an empty store beside the real one. */
+    struct stat root;
+    cg_status status;
+    if (stat(c->config->root, &root) != 0)
+        /* What the system says tells a mount that has died from one that was never there. */
+        return cg_sentence_say(error, cg_status_from_errno(errno), "\"root\": %s: %s",
+                               c->config->root, strerror(errno));
+    if (!S_ISDIR(root.st_mode))
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"root\": %s is no directory",
+                               c->config->root);
+    c->device = root.st_dev;
+    c->root = root.st_ino;
+    if ((status = cg_model_init(&c->model, c->config, error)) != CG_OK ||
+        (status = resolve_backend(c, error)) != CG_OK)
+        return status;
+    status = cg_store_open(c->config->root, c->config->model, !c->config->read_only, &c->store);
+    if (status != CG_OK)
+        return cg_sentence_say(error, status, "\"root\": %s/%s: %s", c->config->root,
+                               c->config->model, cg_strerror(status));
+    c->asks_by_threads = c->config->io_backend == CG_IO_AUTO && cg_store_is_mount(c->store);
+    c->latency_ns = cg_store_latency_ns(c->store);
+    if (cg_handle_is_far(c)) {
+        cg_store_open_folders(c->store, c->latency_ns); /* it may have none yet */
+        c->folders_ns = cg_now_ns();
+    }
+    return CG_OK;
+}
+
+static void run_open(void *argument)
+{
+    open_job *job = argument;
+    const cg_sentence error = {job->text, sizeof job->text};
+    job->status = open_store(job->c, &error);
+}
+
+/* The store was late: nobody wants it any more. */
+static void drop_open(void *argument)
+{
+    open_job *job = argument;
+    cg_handle_free(job->c);
+    free(job);
+}
+
+/* *c is NULL afterwards where the store does not answer in its time: then it is the thread's that
+ * still waits for it. */
+static cg_status open_in_time(cachegen **c, const cg_sentence *error)
+{
+    const uint64_t until_ns = cg_now_ns() + (*c)->config->open_timeout_ms * UINT64_C(1000000);
+    open_job *job = calloc(1, sizeof *job);
+    if (job == NULL)
+        return CG_ERR_NO_MEMORY;
+    job->c = *c;
+    snprintf(job->text, sizeof job->text, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+    /* Before: once it is late, what it is made of may be gone at any time. */
+    cg_sentence_say(error, CG_ERR_TIMED_OUT,
+                    "\"root\": %s does not answer: not open after \"open_timeout_ms\", %u",
+                    (*c)->config->root, (*c)->config->open_timeout_ms);
+    if (!do_until(until_ns, "cachegen-open", (*c)->config, run_open, drop_open, job)) {
+        *c = NULL;
+        return CG_ERR_TIMED_OUT;
+    }
+    const cg_status status = cg_sentence_say(error, job->status, "%s", job->text);
+    free(job);
+    return status;
+}
+
 cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out, char *error_text,
                               size_t error_bytes)
 {
@@ -92,37 +236,8 @@ cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **ou
     const uint32_t n_cpus = cg_pool_count_cpus(c->config->n_cpus);
     c->config->threads = cg_pool_choose_threads(c->config->threads, n_cpus);
     c->n_encoders = n_encoders(c->config, n_cpus);
-    /* cg_store_open() would make it: a misspelt root, or one that is not mounted yet, would become
-     * an empty store beside the real one. */
-    struct stat root;
-    if (stat(c->config->root, &root) != 0) {
-        /* What the system says tells a mount that has died from one that was never there. */
-        status = cg_sentence_say(&error, cg_status_from_errno(errno), "\"root\": %s: %s",
-                                 c->config->root, strerror(errno));
+    if ((status = open_in_time(&c, &error)) != CG_OK)
         goto failed;
-    }
-    if (!S_ISDIR(root.st_mode)) {
-        status = cg_sentence_say(&error, CG_ERR_INVALID_ARGUMENT, "\"root\": %s is no directory",
-                                 c->config->root);
-        goto failed;
-    }
-    c->device = root.st_dev;
-    c->root = root.st_ino;
-    if ((status = cg_model_init(&c->model, c->config, &error)) != CG_OK ||
-        (status = resolve_backend(c, &error)) != CG_OK)
-        goto failed;
-    status = cg_store_open(c->config->root, c->config->model, !c->config->read_only, &c->store);
-    if (status != CG_OK) {
-        cg_sentence_say(&error, status, "\"root\": %s/%s: %s", c->config->root, c->config->model,
-                        cg_strerror(status));
-        goto failed;
-    }
-    c->asks_by_threads = c->config->io_backend == CG_IO_AUTO && cg_store_is_mount(c->store);
-    c->latency_ns = cg_store_latency_ns(c->store);
-    if (cg_handle_is_far(c)) {
-        cg_store_open_folders(c->store, c->latency_ns); /* it may have none yet */
-        c->folders_ns = cg_now_ns();
-    }
     c->boot_clock_id = cg_boot_clock_id();
     c->store_levels = c->model.profile != NULL ? c->config->store_levels : 1u << CG_L0;
     memcpy(key.bytes, c->model.fingerprint.bytes, sizeof key.bytes);
@@ -150,7 +265,8 @@ static void end_work_on_host_blocks(cg_runtime *rt)
     pthread_mutex_unlock(&rt->lock);
 }
 
-/* rt: NULL, or this process's. Returns in time, unless a GPU does not answer. */
+/* rt: NULL, or this process's. Returns in time, unless a GPU does not answer or an encoder gets no
+ * CPU. */
 static void close_all(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t timeout_ns)
 {
     if (rt == NULL) {
@@ -173,73 +289,37 @@ static void close_all(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t t
     cg_runtime_close(rt, began_ns + timeout_ns);
 }
 
-/* Closing on a thread of its own. */
 typedef struct close_job {
     cachegen *c;
     cg_runtime *rt;
     uint64_t began_ns, timeout_ns;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    bool is_over, is_left; /* the lock; left: nobody waits for it any more */
 } close_job;
 
-static void closing_free(close_job *closing)
+static void run_close(void *argument)
 {
-    pthread_cond_destroy(&closing->ended);
-    pthread_mutex_destroy(&closing->lock);
-    free(closing);
+    const close_job *job = argument;
+    close_all(job->c, job->rt, job->began_ns, job->timeout_ns);
 }
 
-static void *close_on_thread(void *argument)
+/* Almost every call of CUDA may wait for the GPU, and an encoder for a CPU that others keep busy;
+ * nothing ends that. So this waits for a thread that closes, and leaves it behind when the time is
+ * over: it frees all should they go on. */
+static void close_in_time(const close_job *closing)
 {
-    close_job *closing = argument;
-    close_all(closing->c, closing->rt, closing->began_ns, closing->timeout_ns);
-    pthread_mutex_lock(&closing->lock);
-    closing->is_over = true;
-    const bool is_left = closing->is_left;
-    pthread_cond_signal(&closing->ended);
-    pthread_mutex_unlock(&closing->lock);
-    if (is_left)
-        closing_free(closing);
-    return NULL;
-}
-
-/* Almost every call of CUDA may wait for the GPU, and nothing ends it if that hangs. So this waits
- * for a thread that closes, and leaves it behind when the time is over: it frees all should the GPU
- * go on. */
-static void close_beside_gpu(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t timeout_ns)
-{
-    close_job *closing = calloc(1, sizeof *closing);
-    pthread_t thread;
-    if (closing != NULL) {
-        *closing = (close_job){.c = c, .rt = rt, .began_ns = began_ns, .timeout_ns = timeout_ns};
-        pthread_mutex_init(&closing->lock, NULL);
-        cg_condition_init(&closing->ended);
-    }
-    if (rt != NULL) {
-        pthread_mutex_lock(&rt->lock);
-        cg_runtime_close_eventfd(rt); /* before all of it may be gone, or left */
-        pthread_mutex_unlock(&rt->lock);
-    }
-    if (closing == NULL ||
-        cg_thread_start(&thread, "cachegen-close", NULL, 0, close_on_thread, closing) != CG_OK) {
-        if (closing != NULL)
-            closing_free(closing);
-        close_all(c, rt, began_ns, timeout_ns);
+    close_job *job = malloc(sizeof *job);
+    if (job == NULL) {
+        close_all(closing->c, closing->rt, closing->began_ns, closing->timeout_ns);
         return;
     }
-    pthread_mutex_lock(&closing->lock);
-    while (!closing->is_over && cg_now_ns() < began_ns + timeout_ns)
-        cg_condition_wait(&closing->ended, &closing->lock, began_ns + timeout_ns);
-    closing->is_left = !closing->is_over;
-    if (closing->is_left)
-        pthread_detach(thread);
-    const bool is_over = closing->is_over;
-    pthread_mutex_unlock(&closing->lock);
-    if (is_over) {
-        pthread_join(thread, NULL);
-        closing_free(closing);
+    *job = *closing;
+    if (job->rt != NULL) {
+        pthread_mutex_lock(&job->rt->lock);
+        cg_runtime_close_eventfd(job->rt); /* before all of it may be gone, or left */
+        pthread_mutex_unlock(&job->rt->lock);
     }
+    if (do_until(job->began_ns + job->timeout_ns, "cachegen-close", job->c->config, run_close, free,
+                 job))
+        free(job);
 }
 
 void cachegen_close(cachegen *c)
@@ -250,10 +330,11 @@ void cachegen_close(cachegen *c)
     const uint64_t began_ns = cg_now_ns(),
                    timeout_ns =
                        c->config != NULL ? c->config->close_timeout_ms * UINT64_C(1000000) : 0;
+    const close_job closing = {.c = c, .rt = rt, .began_ns = began_ns, .timeout_ns = timeout_ns};
     if (rt != NULL)
         end_work_on_host_blocks(rt);
-    if (cg_gpu_is_ours(atomic_load(&c->gpu)))
-        close_beside_gpu(c, rt, began_ns, timeout_ns);
+    if (rt != NULL || cg_gpu_is_ours(atomic_load(&c->gpu)))
+        close_in_time(&closing);
     else
         close_all(c, rt, began_ns, timeout_ns);
 }

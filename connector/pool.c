@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* Where nobody says how many: more would take an engine's CPUs from requests that run. */
 enum { MOST_THREADS = 8, MOST_NICE = 19 };
@@ -21,8 +22,9 @@ struct cg_pool {
     bool started;
     int nice; /* constant */
     uint32_t n_threads, n_running, n_cpus;
-    _Atomic uint32_t n_placed; /* threads that have come to take_own_cpu() */
+    _Atomic uint32_t n_placed; /* threads that have begun */
     pthread_t *threads;
+    _Atomic pid_t *ids; /* the kernel's, by the order in which they have begun; 0: not yet */
     uint32_t cpus[];
 };
 
@@ -130,7 +132,10 @@ cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32
 {
     *pool_out = NULL;
     cg_pool *pool = calloc(1, sizeof *pool + n_cpus * sizeof pool->cpus[0]);
-    if (pool == NULL || (pool->threads = calloc(n_threads, sizeof *pool->threads)) == NULL) {
+    if (pool == NULL || (pool->threads = calloc(n_threads, sizeof *pool->threads)) == NULL ||
+        (pool->ids = calloc(n_threads, sizeof *pool->ids)) == NULL) {
+        if (pool != NULL)
+            free(pool->threads);
         free(pool);
         return CG_ERR_NO_MEMORY;
     }
@@ -174,6 +179,22 @@ static void be_nice(int nice)
         (void)sched_setscheduler(0, SCHED_IDLE, &none); /* where that is refused, 19 it is */
 }
 
+/* Whoever stops a pool waits for it, so its threads are as important as that one from now on. Where
+ * that is refused (RLIMIT_NICE) they take the time that they get. They have not left: `stop` is not
+ * set yet. */
+static void be_nice_no_more(cg_pool *pool)
+{
+    const struct sched_param none = {0};
+    const int own = getpriority(PRIO_PROCESS, 0);
+    for (uint32_t i = 0; i < pool->n_threads && pool->nice != 0; i++) {
+        const pid_t id = atomic_load(&pool->ids[i]);
+        if (id == 0)
+            continue;
+        (void)sched_setscheduler(id, SCHED_OTHER, &none);
+        (void)setpriority(PRIO_PROCESS, (id_t)id, own);
+    }
+}
+
 /* With as many threads as CPUs each has one for itself. The kernel spreads threads by their number:
  * beside an engine's that polls (vLLM's does, for as long as a load lasts) it may leave two of ours
  * on one CPU, and that one alone on the other. Sharing, the poller yields. */
@@ -194,9 +215,11 @@ static void *worker(void *argument)
 {
     cg_pool *pool = argument;
     cg_scratch scratch = {0};
+    const uint32_t index = atomic_fetch_add(&pool->n_placed, 1);
     if (pool->nice == 0)
-        take_own_cpu(pool, atomic_fetch_add(&pool->n_placed, 1));
+        take_own_cpu(pool, index);
     be_nice(pool->nice);
+    atomic_store(&pool->ids[index], gettid());
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         uint32_t task;
@@ -279,6 +302,7 @@ void cg_pool_stop(cg_pool *pool)
 {
     if (pool == NULL)
         return;
+    be_nice_no_more(pool);
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->work);
@@ -290,6 +314,8 @@ void cg_pool_stop(cg_pool *pool)
     pthread_mutex_lock(&pool->lock);
     pool->n_running = 0;
     pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->n_threads; i++)
+        atomic_store(&pool->ids[i], 0); /* may be other threads' by now */
 }
 
 void cg_pool_free(cg_pool *pool)
@@ -300,5 +326,6 @@ void cg_pool_free(cg_pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool->threads);
+    free(pool->ids);
     free(pool);
 }

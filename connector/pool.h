@@ -58,8 +58,8 @@ typedef enum cg_job_queue {
  * SCHED_IDLE, too. CG_ERR_NO_MEMORY. */
 cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
-/* Runs what is queued, then ends the threads. From then on nothing can be submitted
- * (CG_ERR_CANCELLED). NULL is fine. */
+/* Runs what is queued, then ends the threads, which are as nice as the caller by then, if the
+ * system lets them. From then on nothing can be submitted (CG_ERR_CANCELLED). NULL is fine. */
 void cg_pool_stop(cg_pool *pool);
 /* Stops and frees. NULL is fine. */
 void cg_pool_free(cg_pool *pool);

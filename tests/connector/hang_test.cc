@@ -169,6 +169,22 @@ TEST_P(HangTest, ClosingBeforeAnythingWasGivenUpEndsInItsTime)
     });
 }
 
+TEST_P(HangTest, OpeningEndsInItsTime)
+{
+    for (const Mood mood : {Mood::HANGING, Mood::TRICKLING}) {
+        SCOPED_TRACE("mood " + std::to_string(static_cast<int>(mood)));
+        odd->set_mood(mood);
+        std::unique_ptr<Engine> late;
+        ends_within(std::chrono::seconds(1), [&] { late = open(", \"open_timeout_ms\": 500"); });
+        EXPECT_EQ(late->open_status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(late->c, nullptr);
+        EXPECT_NE(std::string(late->error).find("\"open_timeout_ms\", 500"), std::string::npos)
+            << late->error;
+        odd->set_mood(Mood::GOOD);
+        EXPECT_EQ(open()->open_status, CACHEGEN_OK);
+    }
+}
+
 TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
 {
     engine = open(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 500");

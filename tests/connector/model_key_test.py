@@ -200,16 +200,23 @@ class WeightsCheckTest(unittest.TestCase):
         self.assertEqual(self.checked("0" * 32, "so that there is a line", whole_bytes=1 << 20), (None, None))
 
     def test_a_store_asks_with_a_digest_in_its_model_json(self):
-        self.assertIsNone(digest_of(self.folder))
+        self.assertIsNone(digest_of(self.folder, 60))
         for text, found in ((json.dumps({"weights_digest": self.digest}), self.digest), ("{}", None)):
             with open(os.path.join(self.folder, "model.json"), "w") as file:
                 file.write(text)
-            self.assertEqual(digest_of(self.folder), found)
+            self.assertEqual(digest_of(self.folder, 60), found)
         for text in ('{"weights_digest": 7}', '{"weights_digest": "ABC"}', "[]", "{"):
             with open(os.path.join(self.folder, "model.json"), "w") as file:
                 file.write(text)
             with self.subTest(text), self.assertRaisesRegex(Unsupported, "model.json"):
-                digest_of(self.folder)
+                digest_of(self.folder, 60)
+
+    def test_a_store_that_hangs_does_not_hold_up_the_start(self):
+        path = os.path.join(self.folder, "model.json")
+        os.mkfifo(path)  # to open one waits for its other end
+        self.assertRaisesRegex(Unsupported, "does not answer", digest_of, self.folder, 0.01)
+        with open(path, "w"):  # lets go who waits
+            pass
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <map>
 #include <set>
@@ -375,6 +376,46 @@ TEST_F(OpenTest, OnlyWhatEncodesHasTheLowestPriority)
     EXPECT_EQ(of_threads("cachegen-work", sched_getscheduler), other);
     for (const int n : niceness_of("cachegen-save"))
         EXPECT_EQ(n, normal[0]) << "it takes the connector's lock";
+}
+
+std::atomic<int> n_held{0};
+int hold_pipe[2];
+
+// Of a signal: its thread gets no further until the pipe's other end closes.
+void hold(int)
+{
+    char byte;
+    n_held++;
+    while (read(hold_pipe[0], &byte, 1) < 0)
+        ;
+    n_held--;
+}
+
+TEST_F(OpenTest, ClosingEndsInItsTimeThoughEncodersGetNoFurther)
+{
+    struct sigaction before, holding = {};
+    holding.sa_handler = hold;
+    ASSERT_EQ(pipe(hold_pipe), 0);
+    ASSERT_EQ(sigaction(SIGTRAP, &holding, &before), 0); // which our threads do not block
+    Engine engine(store, "\"close_timeout_ms\": 500, \"encode_nice\": 1");
+    ASSERT_EQ(engine.save(prompt(64)), CACHEGEN_OK);
+    std::vector<int> encoders;
+    EXPECT_TRUE(comes_true([&] {
+        encoders = of_threads("cachegen-encode", [](pid_t id) { return id; });
+        return !encoders.empty();
+    }));
+    for (const int id : encoders)
+        EXPECT_EQ(tgkill(getpid(), id, SIGTRAP), 0);
+    EXPECT_TRUE(comes_true([&] { return n_held == static_cast<int>(encoders.size()); }));
+    auto closed = std::async(std::launch::async, [&] { cachegen_close(engine.c); });
+    EXPECT_EQ(closed.wait_for(std::chrono::seconds(20)), std::future_status::ready)
+        << "waits for them";
+    close(hold_pipe[1]);
+    closed.wait();
+    engine.c = nullptr;
+    EXPECT_TRUE(comes_true([] { return our_threads().empty() && n_held == 0; })) << our_threads();
+    close(hold_pipe[0]);
+    EXPECT_EQ(sigaction(SIGTRAP, &before, nullptr), 0);
 }
 
 // Who loses the CPU at the lowest priority keeps what it has locked for long.

@@ -1,4 +1,5 @@
 #include "connector/pool.h"
+#include "tests/connector/watch.h"
 
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <filesystem>
 #include <future>
 #include <string>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -202,6 +204,57 @@ TEST(PoolTest, ThreadsComputeFloatsAsCDoes)
         ASSERT_EQ(status, CG_OK);
         EXPECT_EQ(halve.half, 0x1p-127f);
     }
+}
+
+// Of a job: tells its thread, and waits.
+struct Stay {
+    cg_job base;
+    std::promise<pid_t> id;
+    std::promise<void> end;
+};
+
+// Whether a thread may become less nice again (RLIMIT_NICE).
+bool may_recover()
+{
+    bool may = false;
+    std::thread([&] {
+        const sched_param none = {};
+        const int own = getpriority(PRIO_PROCESS, 0);
+        setpriority(PRIO_PROCESS, 0, 19);
+        sched_setscheduler(0, SCHED_IDLE, &none);
+        may = sched_setscheduler(0, SCHED_OTHER, &none) == 0 &&
+              setpriority(PRIO_PROCESS, 0, own) == 0;
+    }).join();
+    return may;
+}
+
+TEST(PoolTest, WhoStopsAPoolWaitsForNoThreadThatIsNicer)
+{
+    if (!may_recover())
+        GTEST_SKIP()
+            << "threads may not become less nice here: stopping a nice pool is not checked";
+    const int own = getpriority(PRIO_PROCESS, 0);
+    Stay stay = {};
+    stay.base.n_tasks = 1;
+    stay.base.run = [](cg_job *job, uint32_t, cg_scratch *) {
+        auto *self = reinterpret_cast<Stay *>(job);
+        self->id.set_value(gettid());
+        self->end.get_future().wait();
+    };
+    stay.base.done = [](cg_job *) {};
+    cg_pool *pool;
+    ASSERT_EQ(cg_pool_new(1, 19, nullptr, 0, &pool), CG_OK);
+    ASSERT_EQ(cg_pool_submit(pool, CG_JOB_ENCODE, &stay.base), CG_OK);
+    const pid_t id = stay.id.get_future().get();
+    EXPECT_EQ(sched_getscheduler(id), SCHED_IDLE);
+    auto stopped = std::async(std::launch::async, [&] { cg_pool_stop(pool); });
+    EXPECT_TRUE(cg_test::comes_true([&] {
+        return sched_getscheduler(id) == SCHED_OTHER &&
+               getpriority(PRIO_PROCESS, static_cast<id_t>(id)) == own;
+    }));
+    stay.end.set_value();
+    stopped.wait();
+    cg_pool_free(pool);
 }
 
 TEST(PoolTest, AsManyThreadsAsAreWantedOrCpusUpToEight)

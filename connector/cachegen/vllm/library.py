@@ -5,8 +5,10 @@ Each side opens its own: they live in different processes. What cannot be suppor
 
 import math
 import os
+import queue
 import re
 import select
+import threading
 import time
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -35,6 +37,7 @@ PLAIN_ATTENTION = {
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
     "is_draft": False,
 }  # fmt: skip
+OPEN_TIMEOUT_MS = 120000  # the library's default
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
 OWN_KEYS = {
@@ -90,7 +93,8 @@ class Library:
         self.ttft_budget_ns = config.get("ttft_budget_ms", 2000) * 10**6
         try:
             self._check_model(config["geometry"]["model_fingerprint"])
-            digest = digest_of(os.path.join(config["root"], config["model"]))
+            timeout_s = config.get("open_timeout_ms", OPEN_TIMEOUT_MS) / 1e3
+            digest = digest_of(os.path.join(config["root"], config["model"]), timeout_s)
             # The worker does what the scheduler plans.
             is_asked = role == KVConnectorRole.SCHEDULER
             self.weights = WeightsCheck(model_dir(vllm_config.model_config), digest if is_asked else None)
@@ -140,12 +144,25 @@ def _level(key, value):
         raise Unsupported(f'"{key}": {e}') from None
 
 
-def digest_of(folder):
-    """weights_digest of the model.json in a model's folder of the store; None: it has none. Unsupported."""
+def digest_of(folder, timeout_s):
+    """weights_digest of the model.json in a model's folder of the store; None: it has none. Unsupported, also where the
+    store does not answer in that time: then a thread still waits for it."""
+    answers = queue.SimpleQueue()
+
+    def ask():
+        try:
+            answers.put(read_description(folder))
+        except Exception as e:
+            answers.put(e)
+
+    threading.Thread(target=ask, name="cachegen-model", daemon=True).start()
     try:
-        digest = read_description(folder).get("weights_digest")
-    except (OSError, ValueError) as e:
-        raise Unsupported(str(e)) from None
+        description = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise Unsupported(f'{folder}/model.json does not answer: not read after "open_timeout_ms"') from None
+    if isinstance(description, Exception):
+        raise Unsupported(str(description))
+    digest = description.get("weights_digest")
     if digest is not None and not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{32}", digest)):
         raise Unsupported(f'{folder}/model.json: "weights_digest" must be 32 lower-case hexadecimal digits')
     return digest
