@@ -2,6 +2,7 @@
  * the table of nodes, and checking content for a name. */
 #include "fusefs/fs.h"
 
+#include "fusefs/left.h"
 #include "iouring/adopted.h"
 #include "iouring/layout.h"
 
@@ -81,7 +82,7 @@ bool cg_fs_wait(cg_fs *fs, uint64_t ns)
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0 ||
-           strcmp(name, CG_ADOPTED_FILE) == 0;
+           strcmp(name, CG_ADOPTED_FILE) == 0 || strcmp(name, CG_LEFT_SWEPT_FILE) == 0;
 }
 
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { LEFT_SECONDS = 3600 };
@@ -62,5 +63,22 @@ cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user)
     sweep s = {.now_s = now_s, .is_over = is_over, .user = user};
     const cg_status status = cg_walk_named(root_fd, is_temporary_name, visit, &s);
     *n_removed_out = s.n_removed;
+    if (status == CG_OK) { /* where it cannot be noted, the next daemon does it again */
+        const int fd = openat(root_fd, CG_LEFT_SWEPT_FILE,
+                              O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+        if (fd >= 0) {
+            futimens(fd, NULL);
+            close(fd);
+        }
+    }
     return status;
+}
+
+int64_t cg_left_due_s(int root_fd, int64_t now_s)
+{
+    struct stat attr;
+    if (fstatat(root_fd, CG_LEFT_SWEPT_FILE, &attr, AT_SYMLINK_NOFOLLOW) != 0)
+        return 0;
+    const int64_t age_s = now_s - attr.st_mtim.tv_sec;
+    return age_s >= 0 && age_s < CG_LEFT_EVERY_S ? CG_LEFT_EVERY_S - age_s : 0;
 }

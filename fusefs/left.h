@@ -18,14 +18,22 @@
 extern "C" {
 #endif
 
+#define CG_LEFT_SWEPT_FILE                                                                         \
+    ".cachegenfs-swept" /* in the root; its time: of the last sweep's end                          \
+                         */
+enum { CG_LEFT_EVERY_S = 24 * 3600 };
+
 /* Whether path, dir_fd's entry of its last component, described by attr, was left before now_s, of
  * the store's clock (cg_staging_now_s()). */
 bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s);
-/* Removes all such files of a store. is_over is asked at each name; true ends it with
- * CG_ERR_CANCELLED. CG_ERR_...: the root cannot be read. *n_removed_out is valid after an error,
- * too. */
+/* Removes all such files of a store, and notes in the root that it did. is_over is asked at each
+ * name; true ends it with CG_ERR_CANCELLED. CG_ERR_...: the root cannot be read. *n_removed_out is
+ * valid after an error, too. */
 cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user), void *user,
                          uint64_t *n_removed_out);
+/* In how many seconds that is to be done again, since it lists every folder: a day after any daemon
+ * did it; 0: now. now_s as above. */
+int64_t cg_left_due_s(int root_fd, int64_t now_s);
 
 #ifdef __cplusplus
 }

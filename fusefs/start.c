@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2, SWEEP_SECONDS = 24 * 3600 };
+enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 };
 static const size_t DEFAULT_MAX_LISTED_FILES = 200000;
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
 static const uint64_t VALIDATION_BYTES = UINT64_C(256)
@@ -256,6 +256,11 @@ static void sweep(cg_fs *fs)
                   (unsigned long long)n_removed);
 }
 
+static int64_t sweep_due_s(const cg_fs *fs)
+{
+    return cg_left_due_s(fs->root_fd, cg_staging_now_s(&fs->staging));
+}
+
 /* What reads the whole store, on a thread that stands back. The keeper goes on meanwhile, and does
  * not stand back: who waits for room waits for it. */
 static void *look_through(void *arg)
@@ -263,9 +268,13 @@ static void *look_through(void *arg)
     cg_fs *fs = arg;
     cg_fs_stand_back();
     cg_fs_adopt_tree(fs);
-    do {
+    int64_t wait_s = sweep_due_s(fs);
+    while (!cg_fs_wait(fs, (uint64_t)wait_s * UINT64_C(1000000000))) {
+        if ((wait_s = sweep_due_s(fs)) > 0) /* another daemon did it meanwhile */
+            continue;
         sweep(fs);
-    } while (!cg_fs_wait(fs, SWEEP_SECONDS * UINT64_C(1000000000)));
+        wait_s = CG_LEFT_EVERY_S; /* also if it could not be noted, or another daemon is at it */
+    }
     return NULL;
 }
 

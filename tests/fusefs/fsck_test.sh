@@ -103,6 +103,7 @@ check "the context is whole" "$chunk_files" verify "$store"/m/contexts/c2/L1/*.k
 # A daemon removes what was left, too.
 touch -d '2 hours ago' "$store/m/.x.0123456789abcdef.tmp"
 touch "$store/m/.y.0123456789abcdef.tmp"
+touch -d '2 days ago' "$store/.cachegenfs-swept"
 mount_store
 check "a daemon removes what was left" wait_for 20 [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
 check "not what is being written" [ -e "$store/m/.y.0123456789abcdef.tmp" ]

@@ -1,6 +1,7 @@
 // What keeps a daemon working for long: things that change past it, and callers it cannot tell
 // apart. No mount.
 #include "fusefs/lanes.h"
+#include "fusefs/left.h"
 #include "iouring/adopted.h"
 #include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
@@ -223,6 +224,38 @@ TEST_F(AdoptingTest, AMountWritesANoteByTheStoresClockAndHidesIt)
     EXPECT_TRUE(store.has(CG_ADOPTED_FILE));
     EXPECT_EQ(fs.look(CG_ADOPTED_FILE), ENOENT);
     EXPECT_EQ(fs.put(CG_ADOPTED_FILE, {1}), EPERM);
+}
+
+TEST_F(FsTest, WhatConnectorsLeftIsLookedForOnceADay)
+{
+    const auto remove = [&](bool is_stopped) {
+        uint64_t n_removed = 99;
+        bool stopped = is_stopped;
+        cg_left_remove(
+            store.fd, time(nullptr) + 7200, [](void *is) { return *static_cast<bool *>(is); },
+            &stopped, &n_removed);
+        return n_removed;
+    };
+    const int64_t now = time(nullptr);
+    const std::string left = "m/.x.0123456789abcdef.tmp";
+    store.write(left, Bytes{1});
+    EXPECT_EQ(cg_left_due_s(store.fd, now), 0) << "never yet";
+    EXPECT_EQ(remove(true), 0u);
+    EXPECT_EQ(cg_left_due_s(store.fd, now), 0) << "it did not come to its end";
+    EXPECT_EQ(remove(false), 1u);
+    EXPECT_FALSE(store.has(left));
+    const timespec at[] = {{now, 0}, {now, 0}};
+    EXPECT_GT(cg_left_due_s(store.fd, time(nullptr) + CG_LEFT_EVERY_S / 2), 0);
+    ASSERT_EQ(utimensat(store.fd, CG_LEFT_SWEPT_FILE, at, 0), 0);
+    EXPECT_EQ(cg_left_due_s(store.fd, now + 10), CG_LEFT_EVERY_S - 10);
+    EXPECT_EQ(cg_left_due_s(store.fd, now + CG_LEFT_EVERY_S), 0);
+    EXPECT_EQ(cg_left_due_s(store.fd, now - 100), 0) << "the store's clock was set back";
+    const timespec old[] = {{now - 2 * CG_LEFT_EVERY_S, 0}, {now - 2 * CG_LEFT_EVERY_S, 0}};
+    ASSERT_EQ(utimensat(store.fd, CG_LEFT_SWEPT_FILE, old, 0), 0);
+    remove(false);
+    EXPECT_GT(cg_left_due_s(store.fd, time(nullptr) + 60), 0) << "noted anew";
+    EXPECT_EQ(fs.look(CG_LEFT_SWEPT_FILE), ENOENT);
+    EXPECT_EQ(fs.put(CG_LEFT_SWEPT_FILE, {1}), EPERM);
 }
 
 class LanesTest : public testing::Test
