@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3 };
+enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3, SURE_SAMPLES = 5, MOST_FORGOTTEN = 5 };
 static const double CHANGE_FACTOR = 2.0;
 static const uint64_t OLD_NS = UINT64_C(30000000000); /* it says nothing of the link now */
 static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the newest counts half */
@@ -85,6 +85,8 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
         keep_last(e, CG_ESTIMATOR_WINDOW - 1);
     e->samples[e->n_samples++] = (cg_link_sample){.bytes = bytes, .ns = ns, .at_ns = at_ns};
     e->generation++;
+    if (e->n_samples >= SURE_SAMPLES)
+        e->n_forgotten = 0;
     if (changed(e, DROP_SAMPLES, 1))
         keep_last(e, DROP_SAMPLES);
     else if (changed(e, RISE_SAMPLES, 0))
@@ -133,8 +135,12 @@ double cg_estimator_hope(const cg_estimator *e)
 
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
 {
-    if (e->n_samples == 0 || now_ns < e->samples[e->n_samples - 1].at_ns + OLD_NS)
+    uint64_t old_ns = (OLD_NS / CG_ESTIMATOR_WINDOW * e->n_samples) << e->n_forgotten;
+    if (old_ns > OLD_NS)
+        old_ns = OLD_NS;
+    if (e->n_samples == 0 || now_ns < e->samples[e->n_samples - 1].at_ns + old_ns)
         return false;
+    e->n_forgotten += e->n_forgotten < MOST_FORGOTTEN;
     e->n_samples = 0;
     e->memory_bps = 0;
     e->generation++;

@@ -37,6 +37,7 @@ typedef struct cg_estimator {
     cg_link_sample samples[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
     double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
+    uint32_t n_forgotten;       /* times in a row that few samples came after it */
     uint32_t generation;        /* counts samples: a decision made by fewer may be made anew */
 } cg_estimator;
 
@@ -56,9 +57,11 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
 
-/* Forgets samples of which the last is half a minute old, or older: then the link is as it was
- * before the first. False: there are none, or they are younger. For one by whose estimate nothing
- * is worth loading: nobody would ever measure anew. */
+/* Forgets samples of which the last is old: then the link is as it was before the first. Of a whole
+ * window that is after half a minute. Few samples are old sooner, each for a twentieth of that:
+ * they may be those of a moment in which the link stood still. Whenever a link that was forgotten
+ * has shown no more than a few samples again, the time doubles. False: there are none, or they are
+ * younger. For one by whose estimate nothing is worth loading: nobody would ever measure anew. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. Of each moment every read under way gets

@@ -48,16 +48,41 @@ TEST_F(EstimatorTest, WhatWasOnlyToldLeavesMoreHope)
     EXPECT_GT(cg_estimator_hope(&e), 1);
 }
 
-TEST_F(EstimatorTest, WhatIsHalfAMinuteOldCanBeForgotten)
+TEST_F(EstimatorTest, AWindowThatIsHalfAMinuteOldCanBeForgotten)
 {
     start(CG_ESTIMATOR_HARMONIC, 50e6);
     EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND)) << "there is nothing";
-    add(0.1, 10);
+    for (int i = 0; i < CG_ESTIMATOR_WINDOW; i++)
+        add(0.1, 10);
     EXPECT_FALSE(cg_estimator_forget_old(&e, 39 * SECOND));
     EXPECT_LT(mbps(), 1);
     EXPECT_TRUE(cg_estimator_forget_old(&e, 40 * SECOND));
     EXPECT_DOUBLE_EQ(mbps(), 50);
     EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND));
+}
+
+TEST_F(EstimatorTest, FewSamplesCanBeForgottenSoonerAndEachTimeInVainHalfAsSoon)
+{
+    start(CG_ESTIMATOR_HARMONIC, 0);
+    uint64_t at_s = 10;
+    const auto seconds = [&](int n_samples) {
+        uint64_t s = 0;
+        for (int i = 0; i < n_samples; i++)
+            add(0.1, at_s);
+        while (!cg_estimator_forget_old(&e, at_s * SECOND + s))
+            s += SECOND / 2;
+        at_s += 100;
+        return static_cast<double>(s) / SECOND;
+    };
+    EXPECT_EQ(seconds(1), 1.5);
+    EXPECT_EQ(seconds(1), 3);
+    EXPECT_EQ(seconds(2), 12);
+    EXPECT_EQ(seconds(1), 12);
+    EXPECT_EQ(seconds(3), 30);
+    for (int i = 0; i < 40; i++)
+        EXPECT_EQ(seconds(4), 30);
+    EXPECT_EQ(seconds(5), 7.5) << "it has been measured since";
+    EXPECT_EQ(seconds(1), 3);
 }
 
 TEST_F(EstimatorTest, KnowsNothingBeforeTheFirstSampleButAPrior)
