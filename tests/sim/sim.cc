@@ -184,6 +184,11 @@ class Run
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);
         cg_controller_decision decision = cg_controller_decide(&input, levels.data());
+        if (decision.n_load == 0 && cg_estimator_forget_old(&speeds_.link, now_ns())) {
+            input.link_bps = cg_estimator_bps(&speeds_.link);
+            input.link_hope = cg_estimator_hope(&speeds_.link);
+            decision = cg_controller_decide(&input, levels.data());
+        }
         if (setup_.level >= 0)
             decision = {n, 0, 0};
         if (cg_stream_init(&load->stream, static_cast<uint32_t>(decision.n_load)) != CG_OK)

@@ -74,6 +74,14 @@ TEST(TraceTest, TimesAndBitsAreEachOthersInverse)
     EXPECT_NEAR(constant(8).bits_between(3, 5), 16e6, 1);
 }
 
+TEST(SimTest, ALinkThatWasSlowForAMomentIsUsedAgainSoon)
+{
+    const Trace trace("slow at first", {0, 0.3, 1000}, {20e6, 10e9, 10e9}, 1);
+    const auto outcomes = simulate(llama8b(), setup_of(CG_POLICY_MIN_DELAY, 2), trace, 0, 3);
+    EXPECT_EQ(outcomes[0].loaded_chunks, 0u) << "or it shows nothing";
+    EXPECT_EQ(outcomes[1].loaded_chunks + outcomes[2].loaded_chunks, 2 * llama8b().n_chunks());
+}
+
 TEST(SimTest, OnASteadyLinkNoLoadIsLateThatCouldBeInTime)
 {
     for (const Model &model : {smollm2(), llama8b()})
