@@ -1,24 +1,28 @@
-"""Loads over real links: a store host and a serving host in two network namespaces, the store mounted through sshfs, the
-link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from there.
+"""Loads over real links: a store host and a serving host in two network namespaces, the store mounted through sshfs or
+Gluster, the link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from
+there.
 
 usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE... --trace-scale 1]
            [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0]
-           [--warm] [--config JSON] [--json OUT]
+           [--warm] [--config JSON] [--over sshfs|gluster] [--json OUT]
 
 KV is capture_kv.py's; PROFILE_DIR a model's folder with model.json and profiles/. With several drivers (of builds that
 are to be compared) each round runs all of them, one after the other. Every load has a mount of its own, so nothing is in
 the client's page cache; the server's files are in the server's. Each has a connector of its own, too, which knows nothing
-of the link; with --warm it has loaded another context before. Needs root, sshd and sshfs.
+of the link; with --warm it has loaded another context before. Needs root, sshd and sshfs; over Gluster, a volume of one
+brick on the store host, also glusterd (Debian's glusterfs-server).
 
 A row: medians with the least and the most of the rounds. Bytes are those that the client's end of the link received
 from before the look-up until shortly after the load's end, headers of all protocols included.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -53,9 +57,78 @@ class Link(ShapedLink):
         for name in [namespace] if namespace else [self._server_ns, self._client_ns]:
             subprocess.run(self._in(name, "tc", "qdisc", "replace", "dev", "cgv0", "root", *rate), check=True)
 
+    def share(self, directory):
+        """From here on what lies in this directory, a new one, can be mounted over the link."""
+        os.makedirs(directory)
+
     def unmount(self, mountpoint):
         unmount(mountpoint)
         self._mounts.remove(mountpoint)
+
+
+class GlusterLink(Link):
+    """The same with Gluster in place of sshfs. What is shared is a volume of one brick, mounted on the store host."""
+
+    VOLUME = "cgv"
+
+    def __init__(self, directory, delay_ms):
+        if delay_ms:
+            raise ValueError("the relay that delays is ssh's")
+        super().__init__(directory, delay_ms)
+
+    def _gluster(self, *command):
+        tool = ["nsenter", "--mount", "--net", "--target", str(self._glusterd.pid), "gluster", "--mode=script"]
+        return subprocess.run([*tool, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+
+    def _mount_volume(self, namespace, subfolder, mountpoint):
+        os.makedirs(mountpoint, exist_ok=True)
+        log = os.path.join(self._directory, f"client{len(self._mounts)}.log")
+        command = ["glusterfs", f"--volfile-server={self.SERVER}", f"--volfile-id={self.VOLUME}", "-l", log]
+        command += [f"--subdir-mount=/{subfolder}"] if subfolder else []
+        self._mounts.append(mountpoint)
+        subprocess.run(self._in(namespace, *command, mountpoint), check=True, stdin=subprocess.DEVNULL, timeout=60)
+        subprocess.run(["mountpoint", "-q", mountpoint], check=True)
+
+    def share(self, directory):
+        self._shared = directory
+        path = lambda name: os.path.join(self._directory, name)  # noqa: E731
+        os.makedirs(path("brick"))
+        # All of a daemon's places are its own.
+        own = "for at in /run /var/lib/glusterd /var/log/glusterfs; do mount -t tmpfs none $at; done; mkdir /run/gluster"
+        command = self._in(self._server_ns, "unshare", "-m", "sh", "-c", f'{own}; exec glusterd -N -l "$1"', "sh")
+        with open(path("glusterd.out"), "w") as output:
+            self._glusterd = subprocess.Popen(
+                [*command, path("glusterd.log")], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        deadline = time.monotonic() + 60
+        while self._gluster("pool", "list").returncode != 0:
+            if time.monotonic() > deadline or self._glusterd.poll() is not None:
+                raise RuntimeError("glusterd does not answer")
+            time.sleep(0.2)
+        for command in (["create", self.VOLUME, f"{self.SERVER}:{path('brick')}", "force"], ["start", self.VOLUME]):
+            result = self._gluster("volume", *command)
+            if result.returncode != 0:
+                raise RuntimeError(f"gluster volume {command[0]}: {result.stdout}{result.stderr}")
+        self._mount_volume(self._server_ns, "", directory)
+
+    def mount(self, remote, mountpoint):
+        subfolder = os.path.relpath(remote, self._shared)
+        self._mount_volume(self._client_ns, "" if subfolder == "." else subfolder, mountpoint)
+
+    def close(self):
+        for mountpoint in reversed(self._mounts):  # before their servers go
+            subprocess.run(["umount", "-l", mountpoint], capture_output=True)
+        self._mounts = []
+        # Bricks and clients are daemons; what runs in these namespaces was started here.
+        for namespace in self._namespaces:
+            pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split()
+            for pid in map(int, pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        super().close()
+
+
+LINKS = {"sshfs": Link, "gluster": GlusterLink}
 
 
 def read_trace(path, start_s, scale):
@@ -149,7 +222,7 @@ def run(link, drivers, arguments, directory, out):
     store, mount = os.path.join(directory, "store"), os.path.join(directory, "mount")
     model = os.path.basename(os.path.normpath(arguments.profile))
     config = {"model": model, **arguments.config}
-    os.mkdir(store)
+    link.share(store)
     shutil.copytree(arguments.profile, os.path.join(store, model))
     drivers[0].save(store, config, arguments.at_once + arguments.warm)
 
@@ -178,7 +251,7 @@ def run(link, drivers, arguments, directory, out):
                     samples.setdefault((driver.name, policy, level), []).append(sample)
         for (name, policy, level), list_of in samples.items():
             place_name = place if kind == "mbps" else os.path.splitext(os.path.basename(place))[0]
-            row = {"driver": name, kind: place_name, "delay_ms": arguments.delay_ms, "at_once": arguments.at_once,
+            row = {"driver": name, "over": arguments.over, kind: place_name, "delay_ms": arguments.delay_ms, "at_once": arguments.at_once,
                    "budget_ms": arguments.budget_ms, "policy": policy if level < 0 else f"L{level}", **row_of(list_of)}
             print(json.dumps(row), flush=True)
             out.append(row)
@@ -240,6 +313,7 @@ def main():
     parser.add_argument("--delay-ms", type=float, default=0)
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--config", type=json.loads, default={}, help="more keys of the connector's")
+    parser.add_argument("--over", choices=LINKS, default="sshfs")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     drivers = []
@@ -247,7 +321,7 @@ def main():
         name, _, path = text.rpartition("=")
         drivers.append(Driver(name, os.path.abspath(path), arguments))
     directory = tempfile.mkdtemp(prefix="cg-link-")
-    link = Link(os.path.join(directory, "link"), arguments.delay_ms)
+    link = LINKS[arguments.over](os.path.join(directory, "link"), arguments.delay_ms)
     out = []
     try:
         link.open()
