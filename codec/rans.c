@@ -129,7 +129,8 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
     /* Where this is off, there are more or fewer streams than are worth it; nothing else depends on
      * it. So of a strip every eighth row is looked at, of its neighbour the rows behind those. */
     const cg_rans_kernels *kernels = cg_kernels_best()->rans;
-    const size_t n_rows = cg_rans_n_rows(runs, n_runs), every = n_rows < 16 ? 1 : 8;
+    const size_t n_rows = cg_rans_n_rows(runs, n_runs),
+                 every = cg_lane_estimate_every((uint32_t)n_rows);
     uint64_t cost = 0;
     for (size_t s = 0; s < n_strips && n_rows > 0; s++) {
         uint64_t strip_cost = 0;
@@ -152,11 +153,7 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
 
 size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned percent)
 {
-    const uint64_t affordable = estimated_bits / 8 * percent / (100 * CG_RANS_STREAM_BYTES);
-    const uint64_t most = n_strips < CG_RANS_MAX_STREAMS ? n_strips : CG_RANS_MAX_STREAMS;
-    if (n_strips == 0)
-        return 0;
-    return (size_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
+    return cg_lane_choose_streams(estimated_bits, n_strips, percent);
 }
 
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,

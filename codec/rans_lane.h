@@ -167,6 +167,24 @@ CG_LANE uint32_t cg_lane_refinement(int32_t cell, int32_t coarse)
     return d == 0 ? 0 : (d > 0) == (coarse >= 0) ? 1 : 2;
 }
 
+/* A part of the slots: freq of them, from cum on. */
+typedef struct cg_lane_slots {
+    uint32_t freq, cum;
+} cg_lane_slots;
+
+/* Those of what cg_lane_refinement() says. refine: of the class and the context. */
+CG_LANE cg_lane_slots cg_lane_refinement_slots(uint32_t refine, uint32_t refinement)
+{
+    const uint32_t end0 = refine & 0xffff, end1 = end0 + (refine >> 16);
+    cg_lane_slots slots;
+    slots.cum = refinement == 0 ? 0 : refinement == 1 ? end0 : end1;
+    slots.freq = (refinement == 0   ? end0
+                  : refinement == 1 ? end1
+                                    : (uint32_t)CG_RANS_SCALE) -
+                 slots.cum;
+    return slots;
+}
+
 /* A cell of the next coarser level, whose step is three times as large: to nearest; thirds have no
  * ties. 43691 is 2^17 / 3 and a third more. That adds at most 1/12 to a cell's third, and only a
  * sixth would change what it is rounded to. */
@@ -197,5 +215,25 @@ CG_LANE uint32_t cg_lane_put(uint32_t x, uint32_t freq, uint32_t cum)
 CG_LANE uint32_t cg_lane_put_raw(uint32_t x, uint32_t value, uint32_t n_bits)
 {
     return x << n_bits | value;
+}
+
+/* ---- estimates ---- */
+
+/* Of a strip's rows those are looked at whose number is the strip's, modulo this. */
+CG_LANE uint32_t cg_lane_estimate_every(uint32_t n_rows)
+{
+    return n_rows < 16 ? 1 : 8;
+}
+
+/* cg_rans_choose_streams(). */
+CG_LANE uint32_t cg_lane_choose_streams(uint64_t estimated_bits, uint64_t n_strips,
+                                        uint32_t percent)
+{
+    const uint64_t affordable = estimated_bits / 8 * percent / (100 * CG_RANS_STREAM_BYTES),
+                   max_streams = CG_RANS_MAX_STREAMS,
+                   most = n_strips < max_streams ? n_strips : max_streams;
+    if (n_strips == 0)
+        return 0;
+    return (uint32_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
 }
 #endif

@@ -118,9 +118,8 @@ static void encode_refined_strip(const cg_rans_class *classes, const cg_rans_str
             const uint32_t i = cg_lane_refinement(cells[lane], coarse[lane]);
             const uint32_t packed =
                 classes[strip->lane_class[lane]].refine[cg_lane_context(coarse[lane])];
-            const uint32_t ends[4] = {0, packed & 0xffff, (packed & 0xffff) + (packed >> 16),
-                                      CG_RANS_SCALE};
-            put_symbol(&states[lane], at, ends[i + 1] - ends[i], ends[i]);
+            const cg_lane_slots slots = cg_lane_refinement_slots(packed, i);
+            put_symbol(&states[lane], at, slots.freq, slots.cum);
         }
     }
 }
