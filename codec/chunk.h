@@ -176,6 +176,12 @@ typedef struct cg_piece {
     size_t n_bytes;
 } cg_piece;
 
+/* A section's bytes, or a part of them. */
+typedef struct cg_coded {
+    const uint8_t *bytes;
+    size_t n_bytes;
+} cg_coded;
+
 /* Makes a whole file: header, table, and the sections' pieces[header->n_sections]. *bytes_out is
  * malloc'ed, the caller's. Errors of cg_chunk_finish(), CG_ERR_NO_MEMORY. */
 cg_status cg_chunk_assemble(const cg_chunk_header *header, const cg_section *sections,

@@ -3,8 +3,9 @@
  * A connector must not need CUDA to be built or to run, so it knows no type of CUDA's. It opens
  * that library at run time and works with the table of functions below. A device decodes chunks
  * into an engine's paged blocks, moves what the CPU has decoded there, copies blocks out for the
- * CPU to encode, and makes an encoder's symbols. It has its own streams, pinned memory and device
- * memory, all taken when it is opened; nothing is allocated afterwards but an event now and then.
+ * CPU to encode, and makes an encoder's symbols and their sections. It has its own streams, pinned
+ * memory and device memory, all taken when it is opened; nothing is allocated afterwards but an
+ * event now and then.
  *
  * Work on chunks is done in slots, each with its own pinned memory (host memory that the GPU can
  * reach). A slot's function waits for its own work on the GPU, and never for the engine's streams
@@ -32,7 +33,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 9 };
+enum { CG_DEVICE_TABLE_VERSION = 10 };
 
 typedef struct cg_device cg_device;
 

@@ -1,7 +1,8 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
  * level. With a joint matrix the groups' first coefficients are projected once more. Projecting is
- * most of the time. Where there is a projector, a GPU does all that and makes the symbols of the
- * finest level. To check it, a sum of all blocks is transformed and projected here. */
+ * most of the time. Where there is a projector, a GPU does all that, makes the symbols of the
+ * finest level, and codes those of all levels. To check it, a sum of all blocks is transformed and
+ * projected here, and some sections are decoded. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"
@@ -11,6 +12,7 @@
 #include "codec/klt_quantize.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct encode_work {
@@ -387,12 +389,14 @@ static cg_projector *usable(const cg_encoding *encoding, cg_projector *projector
 }
 
 /* Symbols of the finest level, made by the projector of a task's elements, or with NULL of the
- * joint matrix's rows; and what the task leaves for that. False: it did not, they are wrong, or an
- * element is not finite. w->block: has the sum of all rows. */
+ * joint matrix's rows; what the task leaves for that; and coded_out, what the projector coded.
+ * False: it did not, they are wrong, or an element is not finite. w->block: has the sum of all
+ * rows. */
 static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
                               const uint32_t n_components[CG_DCT], const void *in,
                               cg_projector *projector, const encode_work *w,
-                              const cg_symbols symbols[CG_N_LEVELS])
+                              const cg_symbols symbols[CG_N_LEVELS],
+                              cg_coded coded_out[CG_N_LEVELS])
 {
     const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
@@ -403,12 +407,15 @@ static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group
                           .row_stride = (uint32_t)w->row_stride,
                           .n_shared = n_shared_of(p, group),
                           .step = p->step[finest - 1][matrix],
+                          .level_mask =
+                              projector->miscodes ? 0 : encoding->level_mask & ~(1u << CG_L0),
+                          .stream_percent = encoding->stream_percent,
                           .elements = in,
                           .dtype = heads->dtype,
                           .n_tokens = heads->n_tokens,
                           .first_position = heads->first_position,
                           .order = encoding->order};
-    cg_projected made;
+    cg_projected made = {0};
     for (unsigned f = 0; f < CG_DCT; f++) {
         what.n_components[f] = n_components[f];
         what.n_given[f] = group != p->joint ? n_fed(encoding, f) : 0;
@@ -423,7 +430,17 @@ static bool project_elsewhere(const cg_encoding *encoding, const cg_group *group
                (size_t)what.n_rows * own->columns->n_active[f] * sizeof *made.cells[f]);
         share(encoding, group, own->n_rows, f, made.given[f], what.n_given[f]);
     }
+    memcpy(coded_out, made.coded, sizeof made.coded);
     return true;
+}
+
+/* The level that another is coded given; NULL: it is coded alone. */
+static const cg_symbols *coarser(const cg_encoding *encoding, unsigned level,
+                                 const cg_symbols symbols[CG_N_LEVELS])
+{
+    const bool refines =
+        encoding->is_nested && level < CG_N_LEVELS - 1 && cg_encoding_has(encoding, level + 1);
+    return refines ? &symbols[level + 1] : NULL;
 }
 
 /* The symbols' matrices of all levels. The coarsest first: strips of a finer level point at the
@@ -432,24 +449,52 @@ static void lay_symbols(const cg_encoding *encoding, const cg_group *group, unsi
                         const encode_work *w, cg_symbols symbols[CG_N_LEVELS])
 {
     const cg_block_order *order = encoding->order;
-    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--) {
-        const bool refines =
-            encoding->is_nested && level < CG_N_LEVELS - 1 && cg_encoding_has(encoding, level + 1);
+    for (unsigned level = CG_N_LEVELS - 1; level >= CG_L1; level--)
         symbols[level] =
-            cg_symbols_lay(&group->columns[level - 1][matrix], refines ? &symbols[level + 1] : NULL,
+            cg_symbols_lay(&group->columns[level - 1][matrix], coarser(encoding, level, symbols),
                            order->runs, order->n_runs, w->symbols[level]);
-    }
 }
 
+/* Where symbols were made smaller, or may have been, a projector has coded others. */
+static const cg_coded NONE_CODED[CG_N_LEVELS];
+
+/* Whether a section that a projector coded may be taken. */
+static bool is_well_coded(const cg_encoding *encoding, unsigned level,
+                          const cg_symbols symbols[CG_N_LEVELS], cg_projector *projector,
+                          cg_coded coded)
+{
+    if (projector->n_coded++ % CG_CODED_SAMPLE != 0 ||
+        cg_symbols_are_coded_as(encoding->heads->profile, &symbols[level],
+                                coarser(encoding, level, symbols), coded))
+        return true;
+    projector->miscodes = true;
+    projector->n_failed++;
+    return false;
+}
+
+static uint8_t *copy_of(cg_coded coded, size_t *n_bytes_out)
+{
+    uint8_t *bytes = malloc(coded.n_bytes);
+    *n_bytes_out = coded.n_bytes;
+    return bytes != NULL ? memcpy(bytes, coded.bytes, coded.n_bytes) : NULL;
+}
+
+/* The sections of all levels: what a projector has coded, by level, if anything; otherwise they are
+ * coded here. */
 static cg_status code_symbols(const cg_encoding *encoding, const cg_symbols symbols[CG_N_LEVELS],
+                              cg_projector *projector, const cg_coded coded[CG_N_LEVELS],
                               cg_piece sections_out[CG_N_LEVELS])
 {
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
         if (!cg_encoding_has(encoding, level))
             continue;
         cg_piece *out = &sections_out[level];
-        out->bytes = cg_symbols_code(encoding->heads->profile, &symbols[level], (cg_coded){0},
-                                     encoding->stream_percent, &out->n_bytes);
+        const bool is_coded = coded[level].bytes != NULL && !projector->miscodes &&
+                              is_well_coded(encoding, level, symbols, projector, coded[level]);
+        out->bytes = is_coded
+                         ? copy_of(coded[level], &out->n_bytes)
+                         : cg_symbols_code(encoding->heads->profile, &symbols[level], (cg_coded){0},
+                                           encoding->stream_percent, &out->n_bytes);
         if (out->bytes == NULL)
             return CG_ERR_NO_MEMORY;
     }
@@ -494,14 +539,17 @@ cg_status cg_klt_encode(const cg_encoding *encoding, const cg_group *group, unsi
         const uint32_t n_own = most_columns(encoding, group, matrix, f);
         n_components[f] = n_own > 0 ? p->n_shared + n_own : n_fed(encoding, f);
     }
+    cg_coded coded[CG_N_LEVELS] = {0};
     projector = usable(encoding, projector);
     const bool is_projected =
         projector != NULL && sum_spectra(heads, encoding->order, group, matrix, in, &w) &&
-        project_elsewhere(encoding, group, matrix, n_components, in, projector, &w, symbols);
+        project_elsewhere(encoding, group, matrix, n_components, in, projector, &w, symbols, coded);
     if (!is_projected && !load_rows(heads, encoding->order, group, matrix, in, &w))
         return CG_ERR_INVALID_ARGUMENT;
-    *n_saturated += make_symbols(encoding, group, matrix, n_components, is_projected, &w, symbols);
-    return code_symbols(encoding, symbols, sections_out);
+    const uint64_t n =
+        make_symbols(encoding, group, matrix, n_components, is_projected, &w, symbols);
+    *n_saturated += n;
+    return code_symbols(encoding, symbols, projector, n == 0 ? coded : NONE_CODED, sections_out);
 }
 
 size_t cg_klt_shared_bytes(const cg_profile *profile, uint32_t n_tokens)
@@ -534,12 +582,14 @@ cg_status cg_klt_encode_joint(const cg_encoding *encoding, void *scratch, cg_pro
         if (is_wanted)
             memcpy((float *)projector->memory + f * n, w.rows + f * n, n * sizeof *w.rows);
     }
+    cg_coded coded[CG_N_LEVELS] = {0};
     const bool is_projected =
         projector != NULL &&
-        project_elsewhere(encoding, p->joint, 0, n_components, NULL, projector, &w, symbols);
-    *n_saturated += make_symbols(encoding, p->joint, 0, n_components, is_projected, &w, symbols);
-    *n_saturated += cg_klt_limit_given(encoding, symbols, w.limit);
-    return code_symbols(encoding, symbols, sections_out);
+        project_elsewhere(encoding, p->joint, 0, n_components, NULL, projector, &w, symbols, coded);
+    uint64_t n = make_symbols(encoding, p->joint, 0, n_components, is_projected, &w, symbols);
+    n += cg_klt_limit_given(encoding, symbols, w.limit);
+    *n_saturated += n;
+    return code_symbols(encoding, symbols, projector, n == 0 ? coded : NONE_CODED, sections_out);
 }
 
 cg_status cg_klt_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,

@@ -1,4 +1,4 @@
-/* codec/projection.h - what multiplies in the CPU's place when chunks are encoded: a GPU.
+/* codec/projection.h - what multiplies and codes in the CPU's place when chunks are encoded: a GPU.
  *
  * Most of an encoder's time goes into spectra (K rotated back, centred, weighted, and the DCT of
  * each block) and their projections on the components of the KLT's basis (codec/klt.h). A projector
@@ -13,6 +13,12 @@
  * So a projector also returns the residues, which are what its symbols have left over. Where the
  * two do not agree, or project() fails, the CPU makes all of it.
  *
+ * A projector may also code the symbols: those of one level, from which it makes coarser ones, to
+ * the bytes of their sections. To check those the CPU would have to decode them, which costs as
+ * much as to code them. So it decodes one section of CG_CODED_SAMPLE, and compares. In the others a
+ * mistake of a stream is found by who decodes it, as damage: a lane does not end in its start state
+ * (codec/FORMAT.md).
+ *
  * Threads: a projector is used by one task at a time.
  */
 #ifndef CG_CODEC_PROJECTION_H
@@ -24,6 +30,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+enum { CG_CODED_SAMPLE = 16 }; /* not a multiple of 3: sections of every level have their turn */
 
 /* What to project, of one task: rows of frequency f on the first n_components[f] components of a
  * basis of the profile. A row is one frequency of a block of tokens, over all channels; for the
@@ -38,6 +46,11 @@ typedef struct cg_projection {
     uint32_t n_given[CG_DCT]; /* of those, the first ones, whose coefficients are wanted: at most
                                  n_shared and n_components[f] */
     float step;               /* of the quantizer */
+    /* The levels whose symbols may be coded, too: bit n is level n. 0: none. The finest is the one
+     * that symbols are made of; the others follow it without a gap. A level is coded given the next
+     * coarser one, the coarsest alone. */
+    uint32_t level_mask;
+    uint32_t stream_percent; /* of cg_rans_choose_streams() */
     /* What the rows are made of: elements of the task, in the canonical layout of codec/codec.h, in
      * any memory of the host. Tokens of the profile's sinks are not coded; they, and what is past
      * the end of the last block, stand for the mean of the others of their block. NULL: the rows
@@ -63,6 +76,9 @@ typedef struct cg_projected {
     const float *residues[CG_DCT]; /* [n_cells]: sums over the rows of coefficient - symbol * step,
                                       each with cg_lane_row_sign() */
     const float *given[CG_DCT];    /* [n_rows][n_given[f]]: coefficients */
+    /* By level of the mask: what cg_symbols_code() makes of its symbols without a head. None, also
+     * of a few levels only: the CPU codes them. */
+    cg_coded coded[CG_N_LEVELS];
 } cg_projected;
 
 typedef struct cg_projector cg_projector;
@@ -74,7 +90,10 @@ struct cg_projector {
     void *memory;
     size_t memory_bytes; /* enough for a task's elements, and for those rows */
     uint32_t n_tokens;   /* of a chunk, at most; that of a larger one is the CPU's */
-    uint32_t n_failed;   /* projections that the CPU made because project() failed or was wrong */
+    uint32_t n_failed;   /* projections, and codings, that the CPU made because project() failed or
+                            was wrong */
+    uint32_t n_coded;    /* sections that it has coded */
+    bool miscodes;       /* one of them was wrong: it is not asked for more */
     /* Waits until all is made. What *made_out points to stays until the next call; elements and
      * memory stay as they are. On any error *made_out is not to be read. */
     cg_status (*project)(cg_projector *projector, const cg_projection *projection,

@@ -97,6 +97,23 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
     return fitted != NULL ? fitted : buffer;
 }
 
+bool cg_symbols_are_coded_as(const cg_profile *profile, const cg_symbols *symbols,
+                             const cg_symbols *coarse, cg_coded src)
+{
+    void *memory =
+        aligned_alloc(CG_ARENA_ALIGN, cg_symbols_bytes(symbols->columns, symbols->n_rows));
+    if (memory == NULL)
+        return false;
+    const cg_symbols decoded =
+        cg_symbols_lay(symbols->columns, coarse, symbols->runs, symbols->n_runs, memory);
+    /* Frequencies lie one behind the other. */
+    const bool are = cg_symbols_decode(profile, &decoded, src) == CG_OK &&
+                     memcmp(decoded.cells[0], symbols->cells[0],
+                            symbols->columns->n_columns * symbols->n_rows * sizeof(int16_t)) == 0;
+    free(memory);
+    return are;
+}
+
 uint64_t cg_symbols_n_saturated(const int16_t *cells, size_t n_cells)
 {
     int16_t most = 0, least = 0; /* in a loop that vectorizes: there are hardly ever some */

@@ -26,12 +26,6 @@ typedef struct cg_symbols {
     size_t n_strips;
 } cg_symbols;
 
-/* A section's bytes, or a part of them. */
-typedef struct cg_coded {
-    const uint8_t *bytes;
-    size_t n_bytes;
-} cg_coded;
-
 /* Memory that a matrix takes, cells and strips. */
 size_t cg_symbols_bytes(const cg_level_columns *columns, size_t n_rows);
 /* Lays a matrix of the rows of runs[n_runs] out in memory[cg_symbols_bytes()], 64-byte aligned; its
@@ -52,6 +46,11 @@ cg_status cg_symbols_decode(const cg_profile *profile, const cg_symbols *symbols
  * cg_rans_choose_streams(). */
 uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, cg_coded head,
                          unsigned stream_percent, size_t *n_bytes_out);
+
+/* Whether src, all of it, decodes to the matrix's symbols. False without memory, too. coarse: as in
+ * cg_symbols_lay(). */
+bool cg_symbols_are_coded_as(const cg_profile *profile, const cg_symbols *symbols,
+                             const cg_symbols *coarse, cg_coded src);
 
 /* How many of a quantizer's cells are at the ends of its range, -32767 or 32767, and may have been
  * beyond. */

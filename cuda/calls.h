@@ -10,6 +10,7 @@
 #ifndef CG_CUDA_CALLS_H
 #define CG_CUDA_CALLS_H
 #include "cuda/blocks_copy.h"
+#include "cuda/coding.h"
 #include "cuda/decode.h"
 #include "cuda/project.h"
 
@@ -48,12 +49,13 @@ typedef struct cg_cuda_calls {
     int (*memcpy_async)(void *dst, const void *src, size_t n_bytes, cg_cuda_stream stream);
     int (*memset_async)(void *dev, int value, size_t n_bytes, cg_cuda_stream stream);
 
-    /* Kernels: cuda/decode.h, cuda/blocks_copy.h and cuda/project.h. */
+    /* Kernels: cuda/decode.h, cuda/blocks_copy.h, cuda/project.h and cuda/coding.h. */
     int (*prepare)(void);
     int (*decode)(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
                   cg_cuda_stream stream);
     int (*blocks_copy)(const cg_cuda_blocks_copy *copy, cg_cuda_stream stream);
     int (*project)(const cg_cuda_projection *projection, cg_cuda_stream stream);
+    int (*code)(const cg_cuda_coding *coding, cg_cuda_stream stream);
 } cg_cuda_calls;
 
 /* The CUDA runtime's, or the tests'. */

@@ -86,8 +86,10 @@ static int memset_async(void *dev, int value, size_t n_bytes, cg_cuda_stream str
 
 static int prepare(void)
 {
-    const int error = cg_cuda_decode_prepare();
-    return error != 0 ? error : cg_cuda_project_prepare();
+    int error = cg_cuda_decode_prepare();
+    if (error == 0)
+        error = cg_cuda_project_prepare();
+    return error != 0 ? error : cg_cuda_code_prepare();
 }
 
 const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
@@ -113,4 +115,5 @@ const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
                                        .prepare = prepare,
                                        .decode = cg_cuda_decode,
                                        .blocks_copy = cg_cuda_blocks_copy_launch,
-                                       .project = cg_cuda_project};
+                                       .project = cg_cuda_project,
+                                       .code = cg_cuda_code};

@@ -110,7 +110,7 @@ $only_build && exit
 step tests 80 "$targets/cg_cuda_gpu_tests"
 # A part of the tests: under a sanitizer each takes many times as long.
 some='Profiles/KltDecodeTest.*Joined*:PaperDecodeTest.*:LosslessDecodeTest.*'
-some="$some:HostileDecodeTest.Blocks*:Kinds/ProjectTest.*/Joint"
+some="$some:HostileDecodeTest.Blocks*:Kinds/ProjectTest.*/Joint:Coding.LeavesToTheCpu*:Coding.TakesWide*"
 for check in memcheck racecheck; do
     if command -v compute-sanitizer > /dev/null; then
         step $check 50 compute-sanitizer --tool $check --error-exitcode 9 "$targets/cg_cuda_gpu_tests" \

@@ -43,11 +43,13 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
         const size_t places_bytes = most->n_places * sizeof *j->places;
         j->made = take(pinned, most->made_bytes);
         j->places = take(pinned, places_bytes);
+        j->coded = take(pinned, d->coded_bytes);
         j->rows_dev = take(dev, most->n_rows * sizeof(float));
         j->coefs_dev = take(dev, most->n_coefs * sizeof(float));
         j->made_dev = take(dev, most->made_bytes);
         j->elements_dev = take(dev, most->elements_bytes);
         j->places_dev = take(dev, places_bytes);
+        j->coding_dev = take(dev, d->coding_bytes);
     }
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].table = take(pinned, table_bytes);
@@ -74,6 +76,7 @@ static void size_projectors(cg_device *d, const cg_device_config *config)
     d->n_projectors = config->n_projectors;
     d->projector_most =
         cg_cuda_projection_bound(config->profile, config->geometry.dtype, config->chunk_tokens);
+    cg_cuda_coding_bound(d->profile, config->chunk_tokens, &d->coding_bytes, &d->coded_bytes);
 }
 
 /* Everything that CUDA is not needed for. */

@@ -1,5 +1,7 @@
-/* An encoder's projections: K and V up, symbols down. */
+/* An encoder's projections: K and V up, symbols and what they are coded as down. */
 #include "cuda/device_state.h"
+
+#include <string.h>
 
 /* Floats up to the last frequency that has components. One without in between goes along: it costs
  * little. */
@@ -30,8 +32,10 @@ static int send(cg_device_projector *j, const cg_projection *what)
                                         j->stream);
 }
 
+/* coding NULL: nothing is to be coded. */
 static cg_status run(cg_device_projector *j, const cg_projection *what,
-                     const cg_cuda_projection *projection, size_t made_bytes)
+                     const cg_cuda_projection *projection, size_t made_bytes,
+                     const cg_cuda_coding *coding)
 {
     cg_device *d = j->device;
     int error;
@@ -39,6 +43,8 @@ static cg_status run(cg_device_projector *j, const cg_projection *what,
         return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
     if ((error = d->calls->project(projection, j->stream)) != 0)
         return cg_device_error(d, "a projecting kernel", error, j->stream);
+    if (coding != NULL && (error = d->calls->code(coding, j->stream)) != 0)
+        return cg_device_error(d, "a coding kernel", error, j->stream);
     if ((error = d->calls->memcpy_async(j->made, j->made_dev, made_bytes, j->stream)) != 0)
         return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
     return cg_device_finish(d, j->stream, j->done);
@@ -82,9 +88,19 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
     projection.given_dev = (float *)(j->made_dev + made.given_at);
     projection.cells_dev = (int16_t *)(j->made_dev + made.cells_at);
     point_at(j->made, &made, what, made_out);
+    /* What cannot be coded here is coded by the CPU. */
+    cg_cuda_coding coding;
+    const cg_cuda_coding_memory memory = {d->blob_dev,   projection.cells_dev,
+                                          j->coding_dev, d->coding_bytes,
+                                          j->coded,      d->coded_bytes};
+    const bool codes =
+        made.n_bytes > 0 && cg_cuda_coding_of(d->profile, what, &memory, &coding) == CG_OK;
     if ((status = cg_device_enter(d, &before)) == CG_OK && made.n_bytes > 0)
-        status = run(j, what, &projection, made.n_bytes);
+        status = run(j, what, &projection, made.n_bytes, codes ? &coding : NULL);
     cg_device_leave(d, before);
+    memset(made_out->coded, 0, sizeof made_out->coded);
+    if (status == CG_OK && codes)
+        cg_cuda_coding_result(&coding, what, made_out->coded);
     return status;
 }
 

@@ -51,8 +51,9 @@ typedef struct cg_device_projector {
     cg_cuda_event done;
     uint8_t *made;         /* pinned: laid out as cg_cuda_made says */
     cg_cuda_place *places; /* pinned */
+    uint8_t *coded;        /* pinned: kernels write it */
     float *rows_dev, *coefs_dev;
-    uint8_t *made_dev, *elements_dev, *places_dev;
+    uint8_t *made_dev, *elements_dev, *places_dev, *coding_dev;
 } cg_device_projector;
 
 struct cg_device_mark {
@@ -75,6 +76,7 @@ struct cg_device {
     cg_device_projector *projectors;
     uint32_t n_projectors;
     cg_cuda_projection_most projector_most; /* of one */
+    size_t coding_bytes, coded_bytes;       /* of one: scratch on the GPU, and pinned */
 
     pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
     cg_device_mark *free_marks;

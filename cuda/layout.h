@@ -81,6 +81,12 @@ typedef struct cg_cuda_class {
     uint32_t entry[CG_RANS_MAX_SYMBOLS + 3];
 } cg_cuda_class;
 
+/* What a class's cells take, 1/256 bits, for estimates: cg_rans_class's. */
+typedef struct cg_cuda_class_cost {
+    uint16_t index[CG_RANS_MAX_SYMBOLS];
+    uint16_t refine[CG_RANS_REFINE_CONTEXTS][3];
+} cg_cuda_class_cost;
+
 typedef struct cg_cuda_strip {
     uint32_t column;   /* in its frequency */
     uint32_t class_at; /* of its first lane: from the matrix's classes_at */

@@ -99,6 +99,15 @@ static void lay_class_of(writer *w, const cg_profile *p, uint64_t *at_out)
             out[c][scale] = p->class_of != NULL ? p->class_of[scale * n + c] : (uint8_t)c;
 }
 
+static void lay_costs(writer *w, const cg_profile *p, uint64_t *at_out)
+{
+    cg_cuda_class_cost *out = take(w, p->n_classes * sizeof *out, at_out);
+    for (uint32_t i = 0; out != NULL && i < p->n_classes; i++) {
+        memcpy(out[i].index, p->classes[i].cost, sizeof out[i].index);
+        memcpy(out[i].refine, p->classes[i].refine_cost, sizeof out[i].refine);
+    }
+}
+
 /* ---- strips ---- */
 
 /* The strips of a level's columns, as cg_symbols_lay() cuts them; coarse: NULL, or the next coarser
@@ -410,6 +419,7 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
     cg_status status = CG_OK;
     lay_classes(w, p, &l->classes_at);
     lay_class_of(w, p, &l->class_of_at);
+    lay_costs(w, p, &l->costs_at);
     double *inv_freq = take(w, n_freq * sizeof *inv_freq, &l->inv_freq_at);
     uint8_t *layer_rope = take(w, p->geometry.n_layers, &l->layer_rope_at);
     if (w->blob != NULL) {

@@ -34,7 +34,7 @@ typedef struct cg_cuda_matrix {
 struct cg_cuda_profile {
     const cg_profile *profile;
     uint64_t n_bytes;
-    uint64_t classes_at, class_of_at, inv_freq_at, layer_rope_at;
+    uint64_t classes_at, class_of_at, costs_at, inv_freq_at, layer_rope_at;
     uint32_t head_tiles;       /* tiles of CG_CUDA_TILE_PAIRS pairs a head has */
     cg_cuda_matrix matrices[]; /* [n_groups][n_matrices], and the joint one */
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicts how fast the GPU kernels decode and project, from their compiled code: not a measurement.
+"""Predicts how fast the GPU kernels decode, project and code, from their compiled code: not a measurement.
 
 usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 [--rests L1 L2 L3 --rest-steps L1 L2 L3] [--runs N]
                     --out gpu_model.json
@@ -59,13 +59,13 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass, or project_ and whether it takes off, quantize_ or spectra_: [(address, opcode, rest, has a predicate)]} of sm_90."""
+    """{kind of pass, or project_ and whether it takes off, quantize_, spectra_, or coding_ and its step: [(address, opcode, rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
         if match := re.match(r"\s*arch = (sm_\d+)", line):
             arch = match[1]
-        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_)?kernel(?:IL[jb](\d)E)?)?", line):
+        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_|coding_)?kernel(?:IL[jb](\d)E)?)?", line):
             kind = (match[1] or "") + (match[2] or "") or None
         elif arch != "sm_90" or kind is None:
             continue
@@ -123,6 +123,8 @@ def hot_loops(library):
     """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
     plain, shifts = quickest(code["0"], VOTE=4, LDS=4, ST=4)[:2]
+    coding = code["coding_1"]
+    coded, coded_shifts, a_coded_run = quickest(coding, VOTE=2, LDS=1, LDG=1, STG=1)[:3]
     a_run_of_two_rows = quickest(code["0"], VOTE=5, LDS=6, ST=4)[0][0]
     return {
         "klt_step": quickest(code["5"], IMMA=16)[0][0],
@@ -142,6 +144,13 @@ def hot_loops(library):
         "project_piece": quickest(code["project_0"], FFMA=512)[0][0],
         "remove_piece": quickest(code["project_1"], FFMA=512)[0][0],
         "symbol": quickest(code["quantize_"], F2I=8, LDG=8, STG=8)[0][0] / 8,
+        # A row of a lane's class, an entry and a word.
+        "code_row": coded[0],
+        "code_row_with_shift": coded_shifts[0],
+        "code_row_with_escape": next(n for n, at in quickest(coding, VOTE=4, LDS=1, STG=3) if at == coded[1]),
+        "code_row_refined": quickest(coding, VOTE=1, LDG=1, STG=1)[0][0],
+        "code_run": a_coded_run[0] - coded[0],
+        "estimate_row": quickest(code["coding_0"], LDG=3)[0][0],
     }
 
 
@@ -442,6 +451,35 @@ def projection(matrices, joint, code):
     }
 
 
+def coding(matrices, joint, code, bits, n_runs):
+    """An encoder's streams of L1 to L3, nested, from symbols in device memory: by issue. A warp takes a strip in the
+    estimate, which looks at every eighth row, and a stream in the coding; copies to the host are the link's. An escape
+    is counted where a decoder has one or searches. alone_us: one task after another, the largest stream of each, where
+    latencies bound."""
+    rows, c = TILE_TOKENS / 8, H100["clocks"]
+    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
+    issued = alone = 0.0
+    for m in matrices + joint:
+        longest = 0.0
+        for level in range(3):
+            of_level = bits[level] - (bits[level + 1] if level < 2 else 0)
+            own = section_bits(m, matrices, joint, level, of_level)
+            n_strips, n_streams = streams(m, level, own, True, STREAM_PERCENT)
+            coded = 0.0
+            for refined, classes in strips(m, level, level < 2):
+                likely = 0 if refined else 1 - math.prod(1 - p for _, p in classes)
+                shifted = any(shift for shift, _ in classes)
+                row = code["code_row_refined" if refined else "code_row_with_shift" if shifted else "code_row"]
+                row += likely * (code["code_row_with_escape"] - code["code_row"])
+                coded += rows * row + n_runs * code["code_run"]
+            issued += coded + n_strips * rows / 8 * code["estimate_row"]
+            a_strip = coded / max(1, n_strips) * c["instruction"] + rows * (c["shared"] - c["instruction"])
+            longest = max(longest, math.ceil(n_strips / max(1, n_streams)) * a_strip)
+        alone += longest / H100["clock_GHz"] / 1e3 + 3 * H100["launch_us"]
+    seconds = issued / (H100["multiprocessors"] * H100["issue_per_clock"] * H100["clock_GHz"] * 1e9)
+    return {"GBps": round(2 * elements / seconds / 1e9), "alone_us": round(alone)}
+
+
 def together(*rates):
     return round(1 / sum(1 / rate for rate in rates))
 
@@ -509,7 +547,8 @@ def main():
             report["one_chunk_alone" + more + name] = alone
             print("one chunk alone" + more + name, alone)
         report["projection_L1" + name] = projection(of, joint, code)
-        print("projection" + name, report["projection_L1" + name])
+        report["coding_L1_to_L3" + name] = coding(of, joint, code, arguments.bits, arguments.runs)
+        print("projection" + name, report["projection_L1" + name], "coding", report["coding_L1_to_L3" + name])
     report["paper_GBps"] = rows_GBps(0.1 * code["row_of_anchors"] + 0.9 * code["row_of_deltas"])
     report["L0_GBps"] = rows_GBps(code["row_of_exponents"])
     print("geometry  level  symbols  nested  joint  inverse KLT  bound          both  nested  int8 MACs an element")

@@ -113,10 +113,11 @@ double difference_at(uint32_t level, const Store &a, const Store &b, const Token
     return difference(of_a, of_b);
 }
 
-// By an engine with a GPU and by one without. Returns how many projections kernels have made.
+// By an engine with a GPU and by one without. Returns how many projections kernels have made; they
+// have coded the symbols of each.
 size_t save_by_both(const Store &by_gpu, const Store &by_cpu, const Tokens &tokens)
 {
-    const size_t before = standin().n_projected();
+    const size_t before = standin().n_projected(), n_coded = standin().n_coded();
     {
         GpuEngine gpu(by_gpu, LOSSY);
         Engine cpu(by_cpu, LOSSY);
@@ -124,6 +125,7 @@ size_t save_by_both(const Store &by_gpu, const Store &by_cpu, const Tokens &toke
         EXPECT_EQ(cpu.save(tokens), CACHEGEN_OK);
         EXPECT_EQ(gpu.stats().gpu_errors, 0u);
     }
+    EXPECT_EQ(standin().n_coded() - n_coded, standin().n_projected() - before);
     return standin().n_projected() - before;
 }
 

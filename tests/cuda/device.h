@@ -3,9 +3,12 @@
  */
 #ifndef CG_TESTS_CUDA_DEVICE_H
 #define CG_TESTS_CUDA_DEVICE_H
+#include "cuda/coding.h"
 #include "cuda/project.h"
 #include "decode_cases.h"
 
+#include <array>
+#include <functional>
 #include <stdexcept>
 
 namespace cg_test
@@ -89,6 +92,79 @@ template <class Memory> struct ProjectMemory {
         return places;
     }
 };
+
+/* A profile's blob, and what kernels know of it. */
+struct Laid {
+    cg_cuda_profile *profile = nullptr;
+    Bytes blob;
+
+    explicit Laid(const cg_profile *of)
+    {
+        if (cg_cuda_profile_new(of, &profile) != CG_OK)
+            throw std::logic_error("no kernels for this profile");
+        blob.resize(cg_cuda_profile_bytes(profile));
+        if (cg_cuda_profile_fill(profile, blob.data()) != CG_OK)
+            throw std::bad_alloc();
+    }
+    ~Laid()
+    {
+        cg_cuda_profile_free(profile);
+    }
+    Laid(const Laid &) = delete;
+    Laid &operator=(const Laid &) = delete;
+};
+
+/* The least bytes with which a task can be coded: of scratch and of what goes to the host. */
+inline std::pair<size_t, size_t> coding_bytes(const cg_cuda_profile *profile,
+                                              const cg_projection &what)
+{
+    size_t most[2], least[2] = {};
+    cg_cuda_coding_bound(profile, 8 * what.n_rows, &most[0], &most[1]);
+    for (int i = 0; i < 2; i++)
+        for (size_t end = most[i]; least[i] < end;) {
+            cg_cuda_coding_memory memory = {};
+            cg_cuda_coding coding;
+            const size_t middle = (least[i] + end) / 2;
+            memory.scratch_bytes = i == 0 ? middle : most[0];
+            memory.out_bytes = i == 1 ? middle : most[1];
+            if (cg_cuda_coding_of(profile, &what, &memory, &coding) == CG_OK)
+                end = middle;
+            else
+                least[i] = middle + 1;
+        }
+    return {least[0], least[1]};
+}
+
+/* A task's sections, by level; none of levels that are not coded. cells: of the finest level. */
+using Sections = std::array<Bytes, CG_N_LEVELS>;
+Sections run_code(const Laid &laid, const cg_projection &projection,
+                  const std::vector<int16_t> &cells, uint64_t seed);
+
+/* Codes in memory of a type that owns such. code: of a cg_cuda_coding; host_bytes: of memory that
+ * kernels and host share. */
+template <class Memory, class Code>
+Sections code_in(const Laid &laid, const cg_projection &what, const std::vector<int16_t> &cells,
+                 const std::function<uint8_t *(size_t)> &host_bytes, const Code &code)
+{
+    const auto [scratch_bytes, out_bytes] = coding_bytes(laid.profile, what);
+    const Memory blob(laid.blob.data(), laid.blob.size()),
+        cells_dev(cells.data(), cells.size() * sizeof(int16_t)), scratch(scratch_bytes);
+    const cg_cuda_coding_memory memory = {
+        blob.data(),           reinterpret_cast<const int16_t *>(cells_dev.data()),
+        scratch.data(),        scratch_bytes,
+        host_bytes(out_bytes), out_bytes};
+    cg_cuda_coding coding;
+    if (cg_cuda_coding_of(laid.profile, &what, &memory, &coding) != CG_OK)
+        throw std::logic_error("not a task of this profile");
+    code(coding);
+    cg_coded coded[CG_N_LEVELS];
+    cg_cuda_coding_result(&coding, &what, coded);
+    Sections out;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        if (coded[level].n_bytes > 0)
+            out[level].assign(coded[level].bytes, coded[level].bytes + coded[level].n_bytes);
+    return out;
+}
 
 /* Projects a task's elements, or without any these rows, on the profile's bases. What rows hold
  * must not matter with elements. */

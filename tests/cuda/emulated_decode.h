@@ -1,7 +1,8 @@
-/* tests/cuda/emulated_decode.h - cg_cuda_decode() and cg_cuda_project() on the CPU: the kernels'
- * own bodies. */
+/* tests/cuda/emulated_decode.h - cg_cuda_decode(), cg_cuda_project() and cg_cuda_code() on the CPU:
+ * the kernels' own bodies. */
 #ifndef CG_TESTS_CUDA_EMULATED_DECODE_H
 #define CG_TESTS_CUDA_EMULATED_DECODE_H
+#include "cuda/coding.h"
 #include "cuda/decode.h"
 #include "cuda/project.h"
 
@@ -13,6 +14,7 @@ namespace cg_test
  */
 bool emulate_decode(const cg_cuda_plan &plan, const cg_cuda_decode_params &params, uint64_t seed);
 void emulate_project(const cg_cuda_projection &projection, uint64_t seed);
+void emulate_code(const cg_cuda_coding &coding, uint64_t seed);
 
 } // namespace cg_test
 #endif

@@ -59,4 +59,17 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
     return made;
 }
 
+Sections run_code(const Laid &laid, const cg_projection &projection,
+                  const std::vector<int16_t> &cells, uint64_t seed)
+{
+    std::unique_ptr<DeviceMemory> host;
+    return code_in<DeviceMemory>(
+        laid, projection, cells,
+        [&](size_t n_bytes) {
+            host = std::make_unique<DeviceMemory>(n_bytes);
+            return host->data();
+        },
+        [&](const cg_cuda_coding &coding) { emulate_code(coding, seed); });
+}
+
 } // namespace cg_test

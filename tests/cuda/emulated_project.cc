@@ -1,5 +1,6 @@
 #include "emulated_decode.h"
 
+#include "cuda/coding.cuh"
 #include "cuda/project.cuh"
 #include "emulated_cta.h"
 
@@ -22,6 +23,26 @@ void emulate_project(const cg_cuda_projection &projection, uint64_t seed)
                 cg_cuda_project_block<false>(cta, projection, step);
         });
     }
+}
+
+namespace
+{
+
+template <uint32_t STEP> void run(const cg_cuda_coding &coding, uint64_t seed)
+{
+    BlockEmulator emulator(CG_CUDA_CODING_THREADS, cg_cuda_coding_shared_bytes(&coding, STEP),
+                           seed);
+    emulator.run(coding.n_blocks,
+                 [&](EmulatedCta &cta) { cg_cuda_coding_block<STEP>(cta, coding); });
+}
+
+} // namespace
+
+void emulate_code(const cg_cuda_coding &coding, uint64_t seed)
+{
+    run<CG_CUDA_CODING_ESTIMATE>(coding, seed);
+    run<CG_CUDA_CODING_CODE>(coding, seed + 1);
+    run<CG_CUDA_CODING_PACK>(coding, seed + 2);
 }
 
 } // namespace cg_test

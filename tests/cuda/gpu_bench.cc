@@ -9,7 +9,7 @@
 // repetitions; baseline and candidate in turn.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
-#include "decode_cases.h"
+#include "device.h"
 #include "gpu_memory.h"
 
 #include <cublas_v2.h>
@@ -259,12 +259,30 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
 
 // A task at L1, on the GPU: its elements or, of the joint matrix, rows; and what becomes of them.
 struct Projecting {
-    std::unique_ptr<GpuMemory> elements, places, first, rows, coefs, made;
+    std::unique_ptr<GpuMemory> elements, places, first, rows, coefs, made, scratch;
+    std::unique_ptr<PinnedMemory> sections;
     cg_cuda_projection planned = {};
+    cg_cuda_coding coding = {}; // of L1 to L3, nested
 };
 
+// Adds what codes the task's symbols, at their place.
+void make_coding(const cg_cuda_profile *laid, const GpuMemory &blob, const cg_projection &what,
+                 Projecting *task)
+{
+    size_t scratch_bytes, out_bytes;
+    cg_cuda_coding_bound(laid, what.n_tokens, &scratch_bytes, &out_bytes);
+    task->scratch = std::make_unique<GpuMemory>(scratch_bytes);
+    task->sections = std::make_unique<PinnedMemory>(out_bytes);
+    const cg_cuda_coding_memory memory = {
+        blob.data(),   task->planned.cells_dev, task->scratch->data(),
+        scratch_bytes, task->sections->data(),  out_bytes};
+    if (cg_cuda_coding_of(laid, &what, &memory, &task->coding) != CG_OK)
+        throw std::runtime_error("coding");
+}
+
 Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_tokens,
-                           const cg_block_order &order, const GpuMemory &bases)
+                           const cg_block_order &order, const GpuMemory &bases,
+                           const cg_cuda_profile *laid, const GpuMemory &blob)
 {
     const cg_group &group = p->groups[basis / p->n_matrices];
     const uint32_t matrix = basis % p->n_matrices;
@@ -285,6 +303,8 @@ Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_token
     what.row_stride = cg_projection_stride(bands.n_channels);
     what.n_shared = bands.n_shared;
     what.step = p->step[0][CG_K];
+    what.level_mask = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3;
+    what.stream_percent = CG_RANS_STREAM_PERCENT;
     for (unsigned f = 0; f < CG_DCT; f++) {
         const uint32_t own = group.columns[0][matrix].n_active[f];
         for (unsigned level = 0; level < CG_N_LOSSY && bands.n_shared > 0; level++)
@@ -317,11 +337,14 @@ Projecting make_projecting(const cg_profile *p, uint32_t basis, uint32_t n_token
     out.planned.residues_dev = reinterpret_cast<float *>(out.made->data());
     out.planned.given_dev = reinterpret_cast<float *>(out.made->data() + made.given_at);
     out.planned.cells_dev = reinterpret_cast<int16_t *>(out.made->data() + made.cells_at);
+    make_coding(laid, blob, what, &out);
     return out;
 }
 
 // All of a chunk's, the joint matrix's last, one after another on a stream; from K and V to symbols
-// in device memory, without the link. All are noise: what kernels do does not depend on them.
+// in device memory, without the link. All are noise: what kernels do does not depend on them. Then
+// from symbols to sections in pinned memory, with the link: coding takes longer where symbols are
+// large, so how large they come out is told.
 void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
 {
     const uint32_t n_tokens = 256;
@@ -329,18 +352,22 @@ void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
     Bytes bases_bytes(cg_cuda_bases_bytes(profile.get()));
     cg_cuda_bases_fill(profile.get(), bases_bytes.data());
     const GpuMemory bases(bases_bytes.data(), bases_bytes.size());
+    const Laid laid(profile.get());
+    const GpuMemory blob(laid.blob.data(), laid.blob.size());
     cg_block_order order = {};
     if (cg_block_order_init(cg_count_blocks(n_tokens), &order) != CG_OK)
         throw std::runtime_error("order");
     std::vector<Projecting> tasks;
     for (uint32_t basis = 0; basis < cg_profile_n_bases(profile.get()); basis++)
-        tasks.push_back(make_projecting(profile.get(), basis, n_tokens, order, bases));
+        tasks.push_back(
+            make_projecting(profile.get(), basis, n_tokens, order, bases, laid.profile, blob));
     cg_block_order_destroy(&order);
     const double out_bytes =
         2.0 * static_cast<double>(cg_geometry_elements(&profile->geometry, n_tokens));
     Timer timer;
-    std::vector<double> us, rates;
+    std::vector<double> us, rates, coding_us, coding_rates;
     require(cg_cuda_project_prepare(), "prepare");
+    require(cg_cuda_code_prepare(), "prepare");
     for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
         for (const Projecting &task : tasks)    /* kernels take what they project off the rows */
             require(cudaMemcpyAsync(task.rows->data(), task.first->data(),
@@ -352,16 +379,33 @@ void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
             for (const Projecting &task : tasks)
                 require(cg_cuda_project(&task.planned, stream), "project");
         });
+        const double t_coding = timer.seconds(stream, [&] {
+            for (const Projecting &task : tasks)
+                require(cg_cuda_code(&task.coding, stream), "code");
+        });
         if (i < 3)
             continue;
         us.push_back(t * 1e6);
         rates.push_back(out_bytes / t * 1e-9);
+        coding_us.push_back(t_coding * 1e6);
+        coding_rates.push_back(out_bytes / t_coding * 1e-9);
     }
+    double coded_bytes = 0;
+    int n_left = 0; // sections that do not fit, and are the CPU's
+    for (const Projecting &task : tasks)
+        for (uint32_t level = 0; level < task.coding.n_levels; level++) {
+            coded_bytes += *task.coding.levels[level].n_bytes;
+            n_left += *task.coding.levels[level].n_bytes == 0;
+        }
     printf("   {\"case\": \"projections at L1, %s\", \"layers\": %d, \"kv_heads\": %d, "
            "\"head_dim\": %d, \"tokens\": %u, \"tasks\": %zu,\n",
            c.name, c.n_layers, c.n_kv_heads, c.head_dim, n_tokens, tasks.size());
     print_spread("one_chunk_us", us, ",");
-    print_spread("project_GBps", rates, "");
+    print_spread("project_GBps", rates, ",");
+    printf("    \"coded_bits_per_element\": %.3f, \"sections_left_to_the_cpu\": %d,\n",
+           16 * coded_bytes / out_bytes, n_left);
+    print_spread("code_one_chunk_us", coding_us, ",");
+    print_spread("code_GBps", coding_rates, "");
     printf("   }%s\n", is_last ? "" : ",");
 }
 

@@ -57,4 +57,21 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
     return made;
 }
 
+Sections run_code(const Laid &laid, const cg_projection &projection,
+                  const std::vector<int16_t> &cells, uint64_t)
+{
+    std::unique_ptr<PinnedMemory> host;
+    return code_in<GpuMemory>(
+        laid, projection, cells,
+        [&](size_t n_bytes) {
+            host = std::make_unique<PinnedMemory>(n_bytes);
+            return host->data();
+        },
+        [](const cg_cuda_coding &coding) {
+            require(cg_cuda_code_prepare(), "prepare");
+            require(cg_cuda_code(&coding, nullptr), "code");
+            require(cudaDeviceSynchronize(), "kernels");
+        });
+}
+
 } // namespace cg_test

@@ -1,4 +1,5 @@
-/* tests/cuda/gpu_memory.h - memory of a GPU that frees itself; a CUDA error is an exception. */
+/* tests/cuda/gpu_memory.h - memory of a GPU, and pinned memory, that free themselves; an error of
+ * CUDA is an exception. */
 #ifndef CG_TESTS_CUDA_GPU_MEMORY_H
 #define CG_TESTS_CUDA_GPU_MEMORY_H
 #include <cuda_runtime.h>
@@ -32,6 +33,28 @@ class GpuMemory
     }
     GpuMemory(const GpuMemory &) = delete;
     GpuMemory &operator=(const GpuMemory &) = delete;
+    uint8_t *data() const
+    {
+        return static_cast<uint8_t *>(data_);
+    }
+
+  private:
+    void *data_ = nullptr;
+};
+
+class PinnedMemory // kernels can reach it
+{
+  public:
+    explicit PinnedMemory(size_t n_bytes)
+    {
+        require(cudaHostAlloc(&data_, n_bytes + 1, cudaHostAllocPortable), "cudaHostAlloc");
+    }
+    ~PinnedMemory()
+    {
+        (void)cudaFreeHost(data_);
+    }
+    PinnedMemory(const PinnedMemory &) = delete;
+    PinnedMemory &operator=(const PinnedMemory &) = delete;
     uint8_t *data() const
     {
         return static_cast<uint8_t *>(data_);

@@ -3,7 +3,7 @@
 #include "device.h"
 
 #include "codec/kernels.h"
-#include "projection_reference.h"
+#include "encoder_kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -11,21 +11,6 @@ namespace
 {
 
 using namespace cg_test;
-
-struct Case {
-    Profile profile;
-    Bytes bases;
-
-    explicit Case(const ProfileSpec &spec) : profile(make_profile(spec))
-    {
-        bases.resize(cg_cuda_bases_bytes(profile.get()));
-        cg_cuda_bases_fill(profile.get(), bases.data());
-    }
-    const cg_bands &bands(uint32_t basis) const
-    {
-        return profile->groups[basis / profile->n_matrices].bands[basis % profile->n_matrices];
-    }
-};
 
 // A projection of rows.
 cg_projection of_rows(uint32_t basis, uint32_t n_rows, uint32_t row_stride,
@@ -94,8 +79,8 @@ TEST_P(ProjectTest, IsThatOfF64)
     for (const double wide_share : {0.0, 0.4, 1.0}) {
         ProfileSpec spec;
         spec.wide_share = wide_share;
-        const Case c(GetParam() == Kind::JOINT ? spec_3(spec)
-                                               : spec_2(GetParam() == Kind::JOINED, spec));
+        const EncoderCase c(GetParam() == Kind::JOINT ? spec_3(spec)
+                                                      : spec_2(GetParam() == Kind::JOINED, spec));
         for (uint32_t basis = 0; basis < cg_profile_n_bases(c.profile.get()); basis++) {
             const uint32_t n_shared = c.bands(basis).n_shared,
                            n_channels = c.bands(basis).n_channels, n = c.bands(basis).n_components;
@@ -121,31 +106,14 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ProjectTest,
                          testing::Values(Kind::APART, Kind::JOINED, Kind::JOINT),
                          testing::PrintToStringParamName());
 
-// An order of blocks by random scales.
-struct Order {
-    cg_block_order order = {};
-
-    Order(const cg_profile *profile, uint32_t n_tokens, uint64_t seed)
-    {
-        EXPECT_EQ(cg_block_order_init(cg_count_blocks(n_tokens), &order), CG_OK);
-        EXPECT_EQ(cg_block_order_sort(profile, draw_scales(n_tokens, seed).data(), &order), CG_OK);
-    }
-    ~Order()
-    {
-        cg_block_order_destroy(&order);
-    }
-    Order(const Order &) = delete;
-    Order &operator=(const Order &) = delete;
-};
-
 // A task's elements, and what is to be made of them: all components, as they are where shared.
 struct Task {
     cg_projection what = {};
     Bytes elements;
-    Order order;
+    DrawnOrder order;
 
-    Task(const Case &c, const ProfileSpec &spec, uint32_t basis, uint8_t dtype, uint32_t n_tokens,
-         uint32_t position)
+    Task(const EncoderCase &c, const ProfileSpec &spec, uint32_t basis, uint8_t dtype,
+         uint32_t n_tokens, uint32_t position)
         : order(c.profile.get(), n_tokens, n_tokens + basis)
     {
         const cg_bands &bands = c.bands(basis);
@@ -187,7 +155,7 @@ TEST(Spectra, AreThoseOfF64)
     const std::vector<ProfileSpec> specs = {spec, partly, many, none, odd};
     for (const ProfileSpec &of : specs) {
         const ProfileSpec made_of = spec_4(of, 0);
-        const Case c(made_of);
+        const EncoderCase c(made_of);
         for (const uint8_t dtype :
              {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2}) {
             if (dtype != CG_DTYPE_BF16 && &of != &specs[0])
@@ -218,7 +186,7 @@ TEST(Spectra, AreMadeOfNothingThatDoesNotFit)
     ProfileSpec spec;
     spec.nests = true;
     const ProfileSpec made_of = spec_4(spec, 32);
-    const Case c(made_of);
+    const EncoderCase c(made_of);
     const Task task(c, made_of, 0, CG_DTYPE_BF16, 45, 0);
     const cg_cuda_projection_most enough = most_of(c.profile.get(), task.what);
     const auto status_of = [&](const cg_projection &what, const cg_cuda_projection_most &most) {
@@ -260,47 +228,6 @@ TEST(Spectra, AreMadeOfNothingThatDoesNotFit)
     EXPECT_EQ(status_of(joint, all), CG_OK);
 }
 
-// An encoder's projector that the kernels are.
-class KernelProjector
-{
-  public:
-    cg_projector base = {};
-
-    explicit KernelProjector(const Case &c) : case_(c)
-    {
-        base.memory_bytes = size_t{1} << 20;
-        memory_.reset(aligned_alloc(64, base.memory_bytes));
-        base.memory = memory_.get();
-        base.n_tokens = CG_MAX_CHUNK_TOKENS;
-        base.project = [](cg_projector *projector, const cg_projection *what, cg_projected *out) {
-            return reinterpret_cast<KernelProjector *>(projector)->project(*what, out);
-        };
-    }
-    size_t n_made() const
-    {
-        return n_made_;
-    }
-
-  private:
-    cg_status project(const cg_projection &what, cg_projected *out)
-    {
-        const auto *given = static_cast<const float *>(base.memory);
-        std::vector<float> rows(size_t{CG_DCT} * what.n_rows * what.row_stride, NAN);
-        if (what.elements == nullptr)
-            std::copy_n(given, rows.size(), rows.begin());
-        const Projected made = run_project(case_.profile.get(), case_.bases, what, rows, ++n_made_);
-        made_.cells = made.cells;
-        made_.residues = made.residues;
-        made_.given = made.given;
-        *out = made_.of(what);
-        return CG_OK;
-    }
-    const Case &case_;
-    std::unique_ptr<void, MallocFree> memory_;
-    Quantized made_;
-    size_t n_made_ = 0;
-};
-
 double rms_error(const Bytes &elements, const cg_profile *profile, const Bytes &chunk)
 {
     Bytes decoded;
@@ -317,7 +244,7 @@ TEST_P(ProjectTest, MakesAnEncodersSymbolsWhateverTheBlocksSteps)
 {
     ProfileSpec spec = spec_2(GetParam() != Kind::APART);
     spec.nests = true;
-    const Case c(spec_4(spec, GetParam() == Kind::JOINT ? 32 : 0));
+    const EncoderCase c(spec_4(spec, GetParam() == Kind::JOINT ? 32 : 0));
     const uint32_t n_tokens = 75;
     const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, n_tokens);
     const auto tokens = make_tokens(n_tokens, 1);
@@ -341,7 +268,7 @@ TEST_P(ProjectTest, MakesAnEncodersSymbolsWhateverTheBlocksSteps)
 
 TEST(Project, TakesMatricesOfMoreThan2048Channels)
 {
-    const Case c(ten_layer_spec());
+    const EncoderCase c(ten_layer_spec());
     // The step is so small that symbols reach the ends of what 16 bits hold.
     const cg_projection what =
         of_rows(0, 6, cg_projection_stride(c.bands(0).n_channels), {100, 99, 17}, 0, {}, 1e-5f);
@@ -355,7 +282,7 @@ TEST(Project, TakesMatricesOfMoreThan2048Channels)
 
 TEST(Project, TakesNothingThatDoesNotFit)
 {
-    const Case c(spec_2(false));
+    const EncoderCase c(spec_2(false));
     const uint32_t n = c.bands(0).n_components;
     const cg_projection good =
         of_rows(0, 4, cg_projection_stride(c.bands(0).n_channels), {n, n}, 0, {}, 1);
@@ -387,7 +314,7 @@ TEST(Project, TakesNothingThatDoesNotFit)
 
 TEST(Project, GivesSharedComponentsThatItMakesAndNoOthers)
 {
-    const Case c(spec_3());
+    const EncoderCase c(spec_3());
     const uint32_t n = c.bands(0).n_components, n_shared = c.bands(0).n_shared;
     const cg_projection good = of_rows(0, 4, cg_projection_stride(c.bands(0).n_channels), {n, 5},
                                        n_shared, {n_shared, 5}, 1);
@@ -414,13 +341,13 @@ TEST(Project, IsBoundedForEveryBasis)
     ProfileSpec spec;
     spec.nests = true;
     for (const ProfileSpec &of : {spec_2(false), spec_4(spec, 0), spec_4(spec, 32)}) {
-        const Case c(of);
+        const EncoderCase c(of);
         const cg_profile *p = c.profile.get();
         const cg_cuda_projection_most most = cg_cuda_projection_bound(p, CG_DTYPE_BF16, 45);
         EXPECT_EQ(most.given_rows > 0, p->joint != nullptr);
         for (uint32_t basis = 0; basis < cg_profile_n_bases(p); basis++) {
             const cg_bands &bands = c.bands(basis);
-            const Order order(p, 45, 1);
+            const DrawnOrder order(p, 45, 1);
             const Bytes elements(1);
             cg_projection what = of_rows(basis, 6, cg_projection_stride(bands.n_channels), {},
                                          bands.n_shared, {}, 1);

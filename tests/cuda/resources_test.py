@@ -5,7 +5,7 @@ shared memory, and the occupancy that follows.
 usage: resources_test.py LIBRARY TABLE NVCC_VERSION [--write]
 
 Reads the compiled library with cuobjdump: of the PATH, of the CUDA toolkit, or of Triton's wheel. Skips (77) without
-it, without the library, or with another release of nvcc than the table's: each allocates registers as it likes. Shared memory of kernels that decode streams is their classes': here those of 131 classes,
+it, without the library, or with another release of nvcc than the table's: each allocates registers as it likes. Shared memory of kernels that decode or code streams is their classes': here those of 131 classes,
 as the profile tool makes for SmolLM2-135M.
 """
 
@@ -17,11 +17,13 @@ import subprocess
 import sys
 
 KERNELS = {0: "symbols", 1: "anchors", 2: "deltas", 3: "exponents", 4: "rotation", 5: "klt", 6: "joint", 7: "project",
-           8: "remove", 9: "quantize", 10: "spectra"}
-THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512, 6: 512, 7: 128, 8: 128, 9: 128, 10: 128}
+           8: "remove", 9: "quantize", 10: "spectra", 11: "estimate", 12: "code", 13: "pack"}
+THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512, 6: 512, 7: 128, 8: 128, 9: 128, 10: 128,
+           11: 256, 12: 256, 13: 256}
 # One class is that of idle lanes.
 CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 131 + 1, 70 << 10
 PROJECT_SHARED = 4 * 32 * (32 + 4 + 64 + 4)
+CODING_SUMS = 256 * 8
 SHARED = {
     0: CLASSES * CLASS_BYTES,
     1: CLASSES * CLASS_BYTES,
@@ -34,6 +36,9 @@ SHARED = {
     8: PROJECT_SHARED,
     9: 0,
     10: 0,
+    11: CODING_SUMS,
+    12: CODING_SUMS + CLASSES * CLASS_BYTES,
+    13: CODING_SUMS,
 }
 # Of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 REGISTERS, WARPS, BLOCKS, RESERVED = 65536, 64, 32, 1024
@@ -75,6 +80,8 @@ def lines_of(cuobjdump, library):
             kind = 9
         elif "cg_cuda_spectra_kernel" in line:
             kind = 10
+        elif match := re.search(r"cg_cuda_coding_kernelILj(\d)E", line):
+            kind = 11 + int(match[1])
         elif match := re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", line):
             registers, stack = int(match[1]), int(match[2]) + int(match[3])
             warps, bound = occupancy(arch, kind, registers)

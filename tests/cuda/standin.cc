@@ -503,11 +503,16 @@ int blocks_copy(const cg_cuda_blocks_copy *given, cg_cuda_stream stream)
             cg_cuda_blocks_copy_unit(&copy, unit);
     });
 }
-std::atomic<size_t> projected{0};
+std::atomic<size_t> projected{0}, coded{0};
 int project(const cg_cuda_projection *given, cg_cuda_stream stream)
 {
     const cg_cuda_projection projection = *given;
     return enqueue(stream, [projection] { cg_test::emulate_project(projection, ++projected); });
+}
+int code(const cg_cuda_coding *given, cg_cuda_stream stream)
+{
+    const cg_cuda_coding coding = *given;
+    return enqueue(stream, [coding] { cg_test::emulate_code(coding, ++coded); });
 }
 int prepare()
 {
@@ -585,6 +590,10 @@ size_t n_projected()
 {
     return projected;
 }
+size_t n_coded()
+{
+    return coded;
+}
 void set_device_count(int n)
 {
     world().n_devices = n;
@@ -644,16 +653,27 @@ void engine_read(void *dst, const void *dev, size_t n_bytes, void *stream)
     stream_of(stream)->drain();
 }
 
-const cg_standin CONTROL = {fail_call,        fail_operation,
-                            hang_wait,        hangs,
-                            forget_failures,  has_failed,
-                            n_live,           n_allocated,
-                            set_device_count, n_projected,
-                            engine_malloc,    engine_free,
-                            engine_stream,    engine_stream_destroy,
-                            engine_event,     engine_event_destroy,
-                            engine_record,    engine_write,
-                            engine_hold,      engine_release,
+const cg_standin CONTROL = {fail_call,
+                            fail_operation,
+                            hang_wait,
+                            hangs,
+                            forget_failures,
+                            has_failed,
+                            n_live,
+                            n_allocated,
+                            set_device_count,
+                            n_projected,
+                            n_coded,
+                            engine_malloc,
+                            engine_free,
+                            engine_stream,
+                            engine_stream_destroy,
+                            engine_event,
+                            engine_event_destroy,
+                            engine_record,
+                            engine_write,
+                            engine_hold,
+                            engine_release,
                             engine_read};
 
 } // namespace
@@ -665,16 +685,29 @@ const cg_standin *cg_standin_control()
     return &CONTROL;
 }
 
-const cg_cuda_calls cg_cuda_runtime = {get_device_count,  get_device,
-                                       set_device,        get_error_string,
-                                       get_last_error,    device_malloc,
-                                       device_free,       host_alloc,
-                                       host_free,         stream_create,
-                                       stream_destroy,    stream_synchronize,
-                                       stream_wait_event, event_create,
-                                       event_destroy,     event_record,
-                                       event_query,       event_synchronize,
-                                       memcpy_async,      memset_async,
-                                       prepare,           decode,
-                                       blocks_copy,       project};
+const cg_cuda_calls cg_cuda_runtime = {get_device_count,
+                                       get_device,
+                                       set_device,
+                                       get_error_string,
+                                       get_last_error,
+                                       device_malloc,
+                                       device_free,
+                                       host_alloc,
+                                       host_free,
+                                       stream_create,
+                                       stream_destroy,
+                                       stream_synchronize,
+                                       stream_wait_event,
+                                       event_create,
+                                       event_destroy,
+                                       event_record,
+                                       event_query,
+                                       event_synchronize,
+                                       memcpy_async,
+                                       memset_async,
+                                       prepare,
+                                       decode,
+                                       blocks_copy,
+                                       project,
+                                       code};
 }

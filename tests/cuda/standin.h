@@ -34,6 +34,7 @@ struct cg_standin {
     void (*set_device_count)(int n);
 
     size_t (*n_projected)(); // tasks of encoders, ever
+    size_t (*n_coded)();     // of these, tasks whose symbols kernels have coded
 
     // The engine's side. Its calls never fail, and its operations run even after an error.
     void *(*engine_malloc)(size_t n_bytes);
