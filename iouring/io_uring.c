@@ -17,6 +17,9 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
 #endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
 
 enum { KEEP_BYTES = 128 << 20, MAX_CHAIN_BYTES = 1 << 30 };
 
@@ -317,12 +320,34 @@ static void leave_to_kernel(const cg_io_op *op)
 #endif
 }
 
+/* liburing maps and unmaps rings by system calls that ThreadSanitizer does not see: the next ring
+ * at the same place, in another thread, would look like a race with this one. */
+#if defined(__SANITIZE_THREAD__)
+static char places;
+static void note_unmapping(void)
+{
+    __tsan_release(&places);
+}
+static void note_mapping(void)
+{
+    __tsan_acquire(&places);
+}
+#else
+static void note_unmapping(void)
+{
+}
+static void note_mapping(void)
+{
+}
+#endif
+
 /* What is still under way writes into memory of its op and its buffer some day: both are left to
  * it. */
 static void destroy(cg_io_uring *u)
 {
     for (uint32_t i = 0; i < u->n_flights; i++)
         leave_to_kernel(u->flights[i].op);
+    note_unmapping();
     io_uring_queue_exit(&u->ring.ring);
     close(u->wake_fd);
     free(u);
@@ -428,6 +453,7 @@ cg_status cg_io_uring_open(cg_io *io)
         status = CG_ERR_UNSUPPORTED;
         goto no_ring;
     }
+    note_mapping();
     if ((status = cg_io_pool_new(KEEP_BYTES, cg_io_ring_evict, &u->ring, &io->pool)) != CG_OK)
         goto no_pool;
     io->calls = &CALLS;
