@@ -3,6 +3,8 @@
 #include "iouring/beneath.h"
 #include "iouring/file.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 enum {
     HASH_BYTES = sizeof(cg_key),
     MAGIC_BYTES = 8,
+    STATE_NUMBERS = 8,
     YOUNG_S = 3, /* file systems have times of 2 s and finer */
 };
 static const char MAGIC[MAGIC_BYTES] = {'c', 'g', 'a', 'd', 'o', 'p', 't', '1'};
@@ -38,10 +41,28 @@ void cg_adopted_begin(int root_fd, int64_t now_s, cg_adopted *adopted_out)
     free(bytes);
 }
 
-static bool describe(const cg_adopted *adopted, const char *path, uint64_t out[6])
+/* Hashes of the names in a folder, in whatever order they are listed. Takes fd. */
+static bool add_names(int fd, uint64_t sum[2])
+{
+    uint64_t hash[2];
+    DIR *dir = cg_beneath_list(fd);
+    if (dir == NULL)
+        return false;
+    for (const struct dirent *e; (errno = 0, e = readdir(dir)) != NULL;) {
+        const cg_key name = cg_key_of_bytes(e->d_name, strlen(e->d_name));
+        memcpy(hash, name.bytes, sizeof hash);
+        sum[0] += hash[0];
+        sum[1] += hash[1];
+    }
+    const bool is_whole = errno == 0;
+    closedir(dir);
+    return is_whole;
+}
+
+static bool describe(const cg_adopted *adopted, const char *path, uint64_t out[STATE_NUMBERS])
 {
     struct stat s;
-    const int fd = cg_beneath_open(adopted->root_fd, path, O_PATH);
+    int fd = cg_beneath_open(adopted->root_fd, path, O_PATH);
     const bool is_read = fd >= 0 && fstat(fd, &s) == 0;
     if (fd >= 0)
         close(fd);
@@ -54,7 +75,12 @@ static bool describe(const cg_adopted *adopted, const char *path, uint64_t out[6
     out[3] = (uint64_t)s.st_mtim.tv_nsec;
     out[4] = (uint64_t)s.st_ctim.tv_sec;
     out[5] = (uint64_t)s.st_ctim.tv_nsec;
-    return true;
+    out[6] = out[7] = 0;
+    if (!S_ISDIR(s.st_mode))
+        return true;
+    /* Over object stores a folder may keep its time whatever comes into it. */
+    fd = cg_beneath_open(adopted->root_fd, path, O_RDONLY | O_DIRECTORY);
+    return add_names(fd, out + 6);
 }
 
 bool cg_adopted_state(const cg_adopted *adopted, const char *path, const char *beside,
@@ -62,7 +88,7 @@ bool cg_adopted_state(const cg_adopted *adopted, const char *path, const char *b
 {
     struct {
         cg_key path;
-        uint64_t own[6], beside[6];
+        uint64_t own[STATE_NUMBERS], beside[STATE_NUMBERS];
     } what = {.path = cg_key_of_bytes(path, strlen(path))};
     if (!describe(adopted, path, what.own) ||
         (beside != NULL && !describe(adopted, beside, what.beside)))

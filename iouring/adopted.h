@@ -3,8 +3,9 @@
  *
  * The file .cachegenfs-adopted in the store's root has a hash for each folder of chunks, and for
  * each other file of a context, that was adopted without an error: of its path, number, size and
- * times. What has changed has another hash, and is looked at. A hash that fits nothing any more
- * does no harm, and a file that is missing, damaged or old costs a look at more, or at all.
+ * times, and of a folder's names. What has changed has another hash, and is looked at. A hash that
+ * fits nothing any more does no harm, and a file that is missing, damaged or old costs a look at
+ * more, or at all.
  *
  *     "cgadopt1"      8 bytes
  *     hashes          16 bytes each, ascending, each once

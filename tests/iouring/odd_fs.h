@@ -2,9 +2,10 @@
 //
 // "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
 // "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes.
-// "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is. Hard links are refused
-// (EPERM), as on vfat or some network file systems, except to names with "links" in them; a file
-// with "full" in its name has all the links that it can have (EMLINK). A far one has links.
+// "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
+// "timeless": has no times, and as a folder no size, as over some object stores. Hard links are
+// refused (EPERM), as on vfat or some network file systems, except to names with "links" in them; a
+// file with "full" in its name has all the links that it can have (EMLINK). A far one has links.
 //
 // Besides, the whole of it has a mood, which can change at any time.
 #ifndef CG_TESTS_IOURING_ODD_FS_H

@@ -435,6 +435,25 @@ TEST_P(OddFsTest, AdoptsNestedChunksAsCopiesOfTheirLevels)
     EXPECT_TRUE(comes_to_hold(6)) << "a temporary file is left";
 }
 
+TEST_P(OddFsTest, AdoptsWhatIsNewInAFolderThatKeepsItsTime)
+{
+    const int fd = openat(dir.fd, "odd", O_RDONLY | O_DIRECTORY);
+    const auto look = [&] {
+        uint32_t n_adopted = 99;
+        EXPECT_EQ(cg_store_adopt_new(fd, nullptr, time(nullptr) + 100, &n_adopted), CG_OK);
+        return n_adopted;
+    };
+    for (const uint32_t seed : {1, 2, 3, 4, 5}) { // one by one: the first in a list may be any
+        const cg_test::Chunk chunk = cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, seed),
+                                                         CG_L0, nullptr, 1000, seed);
+        dir.write("backing/m/contexts/timeless/L0/0000" + std::to_string(seed) + ".kv",
+                  chunk.bytes);
+        EXPECT_EQ(look(), 1u);
+        EXPECT_EQ(look(), 0u);
+    }
+    close(fd);
+}
+
 // A store in the backing directory whose one chunk is looked up through the odd file system.
 struct NestedLookup {
     NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ)
