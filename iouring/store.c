@@ -181,7 +181,9 @@ cg_status cg_store_touch_file(int dir_fd, const char *path)
         return cg_status_from_errno(errno);
     if (!S_ISREG(s.st_mode))
         return CG_ERR_INVALID_ARGUMENT;
-    if (time(NULL) - s.st_atim.tv_sec <= TOUCH_SECONDS)
+    /* A time to come, of a clock that was wrong, would keep the file until then. */
+    const int64_t age_s = time(NULL) - s.st_atim.tv_sec;
+    if (age_s >= -TOUCH_SECONDS && age_s <= TOUCH_SECONDS)
         return CG_OK;
     /* The other time as it was, and not UTIME_OMIT, which sshfs takes for now. */
     const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, s.st_mtim};
