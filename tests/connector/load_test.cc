@@ -104,23 +104,29 @@ TEST_P(LoadTest, WhatIsLoadedFromTheStoreItselfCountsAsUsed)
             }
             if (is_mount) // the daemon sees what is opened
                 store.dir.write(".cachegenfs/version", std::string("x"));
-            {
-                const NoAtime mounted(store.dir.path);
-                if (!mounted.is_done)
-                    GTEST_SKIP() << "no mount: not tested that loads count as uses";
-                Engine warm(store, with()); // tells at the latest when it is closed
-                EXPECT_EQ(warm.load(used).progress.loaded_tokens, 159u);
-            }
-            size_t n_used = 0;
-            for (const std::string &path : store.dir.files("m/objects")) {
-                struct stat s;
-                ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &s, 0), 0);
-                EXPECT_EQ(s.st_mtime, modified) << path;
-                const bool is_used =
-                    std::find(of_used.begin(), of_used.end(), path) != of_used.end();
-                EXPECT_EQ(s.st_atime >= now - 60, is_used && !is_mount) << path;
-                n_used += is_used;
-            }
+            const NoAtime mounted(store.dir.path);
+            if (!mounted.is_done)
+                GTEST_SKIP() << "no mount: not tested that loads count as uses";
+            // What is left at closing is told for a moment only, which a slow disk may take for the
+            // first file: the next load tells of the others.
+            size_t n_loads = 0, n_used, n_told;
+            do {
+                EXPECT_EQ(Engine(store, with()).load(used).progress.loaded_tokens, 159u);
+                n_used = n_told = 0;
+                for (const std::string &path : store.dir.files("m/objects")) {
+                    struct stat s;
+                    ASSERT_EQ(fstatat(store.dir.fd, path.c_str(), &s, 0), 0);
+                    EXPECT_EQ(s.st_mtime, modified) << path;
+                    const bool is_used =
+                        std::find(of_used.begin(), of_used.end(), path) != of_used.end();
+                    const bool is_told = s.st_atime != accessed;
+                    EXPECT_FALSE(is_told && (is_mount || !is_used)) << path;
+                    EXPECT_TRUE(!is_told || s.st_atime >= now - 60) << path;
+                    n_used += is_used;
+                    n_told += is_told;
+                }
+            } while (n_told < n_used && n_loads++ < n_used && !is_mount);
+            EXPECT_EQ(n_told, is_mount ? 0 : n_used);
             EXPECT_GE(n_used, 5u);
         }
 }
