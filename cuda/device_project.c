@@ -50,6 +50,13 @@ static cg_status run(cg_device_projector *j, const cg_projection *what,
     return cg_device_finish(d, j->stream, j->done);
 }
 
+/* What kernels do not write must not pass for coded: an earlier task's sections still lie there. */
+static void forget_coded(const cg_cuda_coding *coding)
+{
+    for (uint32_t i = 0; i < coding->n_levels; i++)
+        *coding->levels[i].n_bytes = 0;
+}
+
 /* Where each frequency's lie in pinned memory. */
 static void point_at(const uint8_t *memory, const cg_cuda_made *made, const cg_projection *what,
                      cg_projected *out)
@@ -95,6 +102,8 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
                                           j->coded,      d->coded_bytes};
     const bool codes =
         made.n_bytes > 0 && cg_cuda_coding_of(d->profile, what, &memory, &coding) == CG_OK;
+    if (codes)
+        forget_coded(&coding);
     if ((status = cg_device_enter(d, &before)) == CG_OK && made.n_bytes > 0)
         status = run(j, what, &projection, made.n_bytes, codes ? &coding : NULL);
     cg_device_leave(d, before);

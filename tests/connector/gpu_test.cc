@@ -151,6 +151,26 @@ TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
     }
 }
 
+// Else a section of the prompt before would be this one's, and decode without an error.
+TEST_F(GpuTest, SectionsThatKernelsDidNotWriteAreTheCpus)
+{
+    const ProfileSpec spec = spec_2(true, nesting_spec());
+    const Store store(true, spec), alone(true, spec);
+    const Tokens before = prompt(32), tokens = prompt(32, 2);
+    const std::string config = std::string(LOSSY) + ", \"threads\": 1"; // one projector for all
+    GpuEngine engine(store, config), other(alone, config);
+    ASSERT_EQ(engine.save(before), CACHEGEN_OK);
+    standin().code_nothing(true);
+    EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+    standin().code_nothing(false);
+    EXPECT_EQ(engine.stats().gpu_errors, 0u);
+    ASSERT_EQ(other.save(tokens), CACHEGEN_OK);
+    const std::vector<std::string> files = alone.dir.files("m/objects");
+    ASSERT_FALSE(files.empty());
+    for (const std::string &path : files)
+        EXPECT_TRUE(store.dir.read(path) == alone.dir.read(path)) << path;
+}
+
 // Each call of CUDA from the copy of the blocks on: it costs the save or nothing, and what is
 // stored is right.
 TEST_F(GpuTest, WhateverFailsInASaveNothingWrongIsStored)

@@ -504,6 +504,7 @@ int blocks_copy(const cg_cuda_blocks_copy *given, cg_cuda_stream stream)
     });
 }
 std::atomic<size_t> projected{0}, coded{0};
+std::atomic<bool> codes_nothing{false};
 int project(const cg_cuda_projection *given, cg_cuda_stream stream)
 {
     const cg_cuda_projection projection = *given;
@@ -512,6 +513,8 @@ int project(const cg_cuda_projection *given, cg_cuda_stream stream)
 int code(const cg_cuda_coding *given, cg_cuda_stream stream)
 {
     const cg_cuda_coding coding = *given;
+    if (codes_nothing)
+        return called();
     return enqueue(stream, [coding] { cg_test::emulate_code(coding, ++coded); });
 }
 int prepare()
@@ -594,6 +597,10 @@ size_t n_coded()
 {
     return coded;
 }
+void code_nothing(bool is_so)
+{
+    codes_nothing = is_so;
+}
 void set_device_count(int n)
 {
     world().n_devices = n;
@@ -674,7 +681,8 @@ const cg_standin CONTROL = {fail_call,
                             engine_write,
                             engine_hold,
                             engine_release,
-                            engine_read};
+                            engine_read,
+                            code_nothing};
 
 } // namespace
 
