@@ -123,12 +123,13 @@ static cg_status write_file(cg_adopted *adopted)
     if (bytes == NULL)
         return CG_ERR_NO_MEMORY;
     /* First what it speaks of: folders of objects were not synced when they were made. */
-    syncfs(adopted->root_fd);
+    cg_status status = syncfs(adopted->root_fd) == 0 ? CG_OK : cg_status_from_errno(errno);
     memcpy(bytes, MAGIC, MAGIC_BYTES);
     if (hash_bytes > 0)
         memcpy(bytes + MAGIC_BYTES, adopted->now, hash_bytes);
-    const cg_status status =
-        cg_file_write(adopted->root_fd, CG_ADOPTED_FILE, bytes, MAGIC_BYTES + hash_bytes, true);
+    if (status == CG_OK)
+        status =
+            cg_file_write(adopted->root_fd, CG_ADOPTED_FILE, bytes, MAGIC_BYTES + hash_bytes, true);
     free(bytes);
     return status;
 }

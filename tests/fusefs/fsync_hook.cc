@@ -122,10 +122,8 @@ extern "C" int __wrap_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gi
     return __real_fchownat(dir_fd, name, uid, gid, flags);
 }
 
-extern "C" int __real_fsync(int fd);
-extern "C" int __wrap_fsync(int fd);
-
-extern "C" int __wrap_fsync(int fd)
+// Whether the hook lets the call with this descriptor go on; else errno is set.
+static bool may_sync(int fd)
 {
     std::function<int(int)> hook;
     {
@@ -133,8 +131,22 @@ extern "C" int __wrap_fsync(int fd)
         hook = current;
     }
     const int error = hook ? hook(fd) : 0;
-    if (error == 0)
-        return __real_fsync(fd);
-    errno = error;
-    return -1;
+    errno = error != 0 ? error : errno;
+    return error == 0;
+}
+
+extern "C" int __real_fsync(int fd);
+extern "C" int __wrap_fsync(int fd);
+
+extern "C" int __wrap_fsync(int fd)
+{
+    return may_sync(fd) ? __real_fsync(fd) : -1;
+}
+
+extern "C" int __real_syncfs(int fd);
+extern "C" int __wrap_syncfs(int fd);
+
+extern "C" int __wrap_syncfs(int fd)
+{
+    return may_sync(fd) ? __real_syncfs(fd) : -1;
 }

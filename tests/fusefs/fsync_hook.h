@@ -1,5 +1,5 @@
-// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, fchownat(),
-// openat(), fstatat() and close().
+// tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, syncfs(),
+// fchownat(), openat(), fstatat() and close().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -7,8 +7,8 @@
 namespace cg_test
 {
 
-// While it lives, fsync(fd) calls hook(fd) first. An errno value: fsync fails with it. 0: it goes
-// on. One at a time.
+// While it lives, fsync(fd) and syncfs(fd) call hook(fd) first. An errno value: they fail with it.
+// 0: they go on. One at a time.
 class FsyncHook
 {
   public:

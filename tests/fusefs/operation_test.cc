@@ -202,6 +202,17 @@ TEST_F(AdoptingTest, ANoteThatIsStaleOrDamagedHidesNothing)
     EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS));
 }
 
+TEST_F(AdoptingTest, WhatCannotBeBroughtToDiskIsNotNoted)
+{
+    {
+        const cg_test::FsyncHook hook([&](int fd) { return fd == store.fd ? EIO : 0; });
+        EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS));
+    }
+    EXPECT_FALSE(store.has(CG_ADOPTED_FILE));
+    EXPECT_EQ(look(0), static_cast<size_t>(N_CHUNKS));
+    EXPECT_EQ(look(0), 1u);
+}
+
 TEST_F(AdoptingTest, ALookThatIsStoppedForgetsNothing)
 {
     EXPECT_EQ(look(N_CHUNKS), static_cast<size_t>(N_CHUNKS));
