@@ -225,13 +225,17 @@ TEST_F(AdoptingTest, ALookThatIsStoppedForgetsNothing)
 TEST_F(AdoptingTest, AMountWritesANoteByTheStoresClockAndHidesIt)
 {
     Fs fs(store.path);
-    cg_fs_adopt_tree(fs.fs);
+    const auto adopt_at = [&](time_t now) {
+        const timespec times[] = {{now, 0}, {now, 0}};
+        for (const std::string &path : store.files(".cachegenfs-tmp")) // where it has its time from
+            EXPECT_EQ(utimensat(store.fd, path.c_str(), times, 0), 0);
+        cg_fs_adopt_tree(fs.fs);
+    };
+    struct stat attr;
+    ASSERT_EQ(fstatat(store.fd, folder.c_str(), &attr, 0), 0);
+    adopt_at(attr.st_ctim.tv_sec);
     EXPECT_FALSE(store.has(CG_ADOPTED_FILE)) << "all is young yet";
-    for (const std::string &path : store.files(".cachegenfs-tmp")) { // where it has its time from
-        const timespec later[] = {{time(nullptr) + 100, 0}, {time(nullptr) + 100, 0}};
-        ASSERT_EQ(utimensat(store.fd, path.c_str(), later, 0), 0);
-    }
-    cg_fs_adopt_tree(fs.fs);
+    adopt_at(time(nullptr) + 100);
     EXPECT_TRUE(store.has(CG_ADOPTED_FILE));
     EXPECT_EQ(fs.look(CG_ADOPTED_FILE), ENOENT);
     EXPECT_EQ(fs.put(CG_ADOPTED_FILE, {1}), EPERM);
