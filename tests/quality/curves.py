@@ -99,7 +99,8 @@ def _table(head, lines):
 
 def markdown(result):
     """The whole result as tables."""
-    parts = [f"# Quality\n\nCommit {result['commit']}, {result['hardware']}.\n"]
+    by_part = ", ".join(f"{part} {commit}" for part, commit in result["commits"].items())
+    parts = [f"# Quality\n\n{result['hardware']}. Commits by part: {by_part}.\n"]
     titles = {
         "size": "Size and quality",
         "domains": "Out of domain: each calibration text left out in turn, and tested on",

@@ -131,6 +131,21 @@ class QualityTest(unittest.TestCase):
             with self.assertRaisesRegex(AssertionError, "measured again"):  # what is missing
                 self.run_report(*keep, "size")
 
+    def test_a_part_of_another_commit_is_kept_only_by_name(self):
+        old = self.run_report("kept.json", "--parts", "size", "--codecs", "int4")
+        old["commits"]["size"] = "older"
+        with open(self.path("kept.json"), "w") as file:
+            json.dump(old, file)
+        kept = self.run_report("kept.json", "--parts", "size,tasks", "--codecs", "int4", "--keep-parts", "size")
+        self.assertEqual(kept["commits"], {"size": "older", "tasks": "abc"})
+        self.assertEqual(kept["rows"], old["rows"])
+        with open(self.path("kept.md")) as file:
+            self.assertIn("size older, tasks abc", file.read())
+        dropped = self.run_report("kept.json", "--parts", "size", "--codecs", "int8", "--keep")
+        self.assertEqual(dropped["commits"], {"tasks": "abc", "size": "abc"})
+        self.assertEqual({row["codec"] for row in dropped["rows"]}, {"int8"})
+        self.assertEqual(dropped["tasks"], kept["tasks"])
+
     def test_a_left_out_domain_is_in_no_table_and_no_profile(self):
         seen, make_profile, calibrate = [], report.make_profile, report.codecs_compared.Published.calibrate
 

@@ -108,23 +108,31 @@ class Result:
         }
         versions = {m.__name__: m.__version__ for m in (torch, transformers)} | {"python": platform.python_version()}
         self.json = {
-            "commit": commit(), "hardware": hardware(), "versions": versions, "settings": settings, "models": {},
+            "commits": {}, "hardware": hardware(), "versions": versions, "settings": settings, "models": {},
             "seconds": {}, "notes": [], "rows": [], "tasks": [], "means": [], "ratios": [],
         }  # fmt: skip
-        if options.keep:
-            self._keep()
+        self.commit = commit()
+        if options.keep or options.keep_parts:
+            self._keep(options.keep, options.keep_parts)
+        self.json["commits"] |= {part: self.commit for part in options.parts if part not in self.json["commits"]}
 
-    def _keep(self):
+    def _keep(self, keep, keep_parts):
         if not os.path.exists(self.path):
             return
         with open(self.path, encoding="utf-8") as file:
             old = json.load(file)
-        if self.json["commit"].endswith("-dirty") or any(old[n] != self.json[n] for n in ("commit", "settings")):
-            say(f"nothing of {self.path} is kept: it is of another commit, other settings, or changed sources")
+        if old["settings"] != self.json["settings"]:
+            say(f"nothing of {self.path} is kept: it is of other settings")
             return
-        for name in ("models", "seconds", "notes", "rows", "tasks"):
-            self.json[name] = old[name]
-        say(f"{len(old['rows'])} rows and {len(old['tasks'])} of tasks are kept")
+        is_new = keep and not self.commit.endswith("-dirty")
+        kept = {part: of for part, of in old["commits"].items() if part in keep_parts or (is_new and of == self.commit)}
+        for part in old["commits"].keys() - kept.keys():
+            say(f"nothing of part {part} is kept: it is of another commit, or of changed sources")
+        self.json["commits"], self.json["models"], self.json["notes"] = kept, old["models"], old["notes"]
+        self.json["seconds"] = {name: s for name, s in old["seconds"].items() if name.split(", ")[-1] in kept}
+        self.json["rows"] = [row for row in old["rows"] if row["part"] in kept]
+        self.json["tasks"] = old["tasks"] if "tasks" in kept else []
+        say(f"{len(self.json['rows'])} rows and {len(self.json['tasks'])} of tasks are kept")
 
     def model(self, name, about):
         if self.json["models"].get(name, about) != about:
@@ -350,6 +358,8 @@ def parse_arguments(arguments):
     add("--calibration", nargs="+", metavar="FILE", help="texts, a domain each (default: tests/data/calibration)")
     add("--out", default=os.path.join(ROOT, "tests/bench/results/quality.json"), metavar="FILE.json")
     add("--keep", action="store_true", help="rows that are in --out, if commit and settings are the same")
+    add("--keep-parts", type=one_of(PARTS), default=[], metavar="PARTS",
+        help="that are not measured: their rows in --out stay, of whatever commit; the result says which")  # fmt: skip
     add("--cgtool", default=os.path.join(ROOT, "build/codec/cgtool"))
     add("--profile", action="append", default=[], metavar="CODEC=PATH.cgp", help="instead of making it")
     add("--profile-options", default="", help="for the profile tool, in one argument")
@@ -364,6 +374,7 @@ def parse_arguments(arguments):
     add("--memory-gib", type=float, default=3.0, help="for KV caches (default %(default)s)")
     options = parser.parse_args(arguments)
     options.calibration = options.calibration or sorted(glob.glob(f"{ROOT}/tests/data/calibration/*.txt"))
+    options.parts = [part for part in options.parts if part not in options.keep_parts]
     options.profile = dict(given.split("=", 1) for given in options.profile)
     if set(options.profile) - set(PRESETS) or (options.profile and len(options.model_dirs) > 1):
         parser.error("--profile is of klt or paper, and of one model")
