@@ -1228,6 +1228,47 @@ TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign)
     EXPECT_GE(engine.stats().chunks_foreign_profile, 1u); // and here
 }
 
+// Each version of a profile has chunks of a version of its own, side by side in the chunk's folder.
+// Those of the profile that profiles/default names are served.
+TEST_P(LoadTest, AStoreServesChunksOfEveryVersionOfTheFormat)
+{
+    const Store store(true, spec_2(true, nesting_spec())); // the same steps in all versions
+    ProfileSpec oldest = store.spec;
+    oldest.version = 1;
+    oldest.joined = false;
+    const Tokens tokens = prompt(32 * 3);
+    const std::vector<ProfileSpec> specs = {oldest, store.spec, spec_3(store.spec),
+                                            spec_4(store.spec, 32)};
+    std::vector<std::string> names;
+    for (const ProfileSpec &spec : specs) {
+        const Bytes bytes = make_profile_bytes(spec);
+        names.push_back(hex(*cg_profile_fingerprint(open_profile(bytes).get())));
+        store.dir.write("m/profiles/" + names.back() + ".cgp", bytes);
+        store.dir.write("m/profiles/default", names.back() + "\n");
+        Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(engine.stats().chunks_saved[CG_L1], 3u);
+    }
+    std::vector<unsigned> n_of_version(CG_CHUNK_VERSION_STEPS + 1);
+    for (const std::string &path : store.chunks("L1"))
+        n_of_version.at(store.dir.read(path).at(8))++;
+    EXPECT_EQ(n_of_version, (std::vector<unsigned>{0, 0, 3, 3, 3, 3})); // nested: version 2, not 1
+
+    for (size_t i = 0; i < specs.size(); i++) {
+        store.dir.write("m/profiles/default", names[i] + "\n");
+        Engine engine(store, with());
+        for (uint32_t level = CG_L1; level <= CG_L3; level++) {
+            SCOPED_TRACE(testing::Message() << "profile " << i + 1 << ", level " << level);
+            engine.level_plus_1 = level + 1;
+            engine.poison();
+            const Load l = engine.load(tokens);
+            EXPECT_EQ(l.progress.loaded_tokens, 95u);
+            EXPECT_EQ(l.progress.worst_level, level);
+            EXPECT_LT(engine.error_of(tokens, 0, 95), 4);
+        }
+    }
+}
+
 TEST_P(LoadTest, AStoreWithoutAProfileKeepsL0)
 {
     const Store store;
