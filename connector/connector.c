@@ -285,7 +285,7 @@ static void close_all(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t t
     }
     while (rt->stream_plan.streams != NULL)
         cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
-    pthread_mutex_unlock(&rt->lock);
+    cg_save_unlock(rt);
     cg_runtime_close(rt, began_ns + timeout_ns);
 }
 

@@ -81,6 +81,8 @@ struct cg_runtime {
     cg_speeds speeds;        /* what is of the link: between cg_runtime_speeds() and its end */
     uint32_t n_copying;      /* saves that the pool copies out of the engine's blocks */
     uint64_t staging_bytes;  /* copied KV that waits to be encoded */
+    uint8_t *released;       /* copies to be freed without the lock, each begins with the next one's
+                                address: cg_save_unlock() */
     uint64_t encoding_bytes; /* of encoders and what they have made: connector/save_state.h */
     cachegen_stats stats;
 };

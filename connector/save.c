@@ -194,7 +194,7 @@ static void copy_done(cg_job *job)
         cg_save_release_raw(&save->chunks[i]);
     cg_runtime_notify(rt);
     cg_operation_unref(&save->op);
-    pthread_mutex_unlock(&rt->lock);
+    cg_save_unlock(rt);
 }
 
 /* Memory for the copies, and the copies unless they are made later. */
@@ -202,7 +202,8 @@ static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
                             const cachegen_save_request *r)
 {
     for (uint32_t i = 0; i < save->n_chunks; i++)
-        if ((save->chunks[i].raw = malloc(save->chunks[i].raw_bytes)) == NULL)
+        /* With room for an address: cg_save_release_raw(). */
+        if ((save->chunks[i].raw = malloc(save->chunks[i].raw_bytes + sizeof(uint8_t *))) == NULL)
             return CG_ERR_NO_MEMORY;
     if (r->copy_later != 0 && save->n_chunks > 0 && cg_save_keep_table(save, layout, r)) {
         save->copy_job = (cg_job){.run = run_copy, .done = copy_done, .n_tasks = save->n_chunks};

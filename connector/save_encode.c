@@ -200,6 +200,6 @@ cg_status cg_save_end_encode(cg_save_chunk *chunk)
     cg_save_release_raw(chunk);
     rt->stats.encode_ns += atomic_exchange(&chunk->encode_ns, 0);
     rt->stats.gpu_errors += atomic_exchange(&chunk->n_gpu_failed, 0);
-    pthread_mutex_unlock(&rt->lock);
+    cg_save_unlock(rt);
     return atomic_load(&chunk->status);
 }

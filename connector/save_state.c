@@ -46,10 +46,30 @@ cg_status cg_save_take_raw(cg_save_chunk *chunk)
 
 void cg_save_release_raw(cg_save_chunk *chunk)
 {
+    cg_runtime *rt = chunk->save->op.runtime;
     /* While the pool copies into it, it must stay: then the copying or the writer releases it
      * later. */
-    if (chunk->save->is_copied && cg_save_free_raw(chunk))
-        chunk->save->op.runtime->staging_bytes -= chunk->raw_bytes;
+    if (!chunk->save->is_copied)
+        return;
+    if (!chunk->has_copy && chunk->raw != NULL) {
+        memcpy(chunk->raw, &rt->released, sizeof rt->released);
+        rt->released = chunk->raw;
+        chunk->raw = NULL;
+        rt->staging_bytes -= chunk->raw_bytes;
+    } else if (cg_save_free_raw(chunk)) {
+        rt->staging_bytes -= chunk->raw_bytes;
+    }
+}
+
+void cg_save_unlock(cg_runtime *rt)
+{
+    uint8_t *raw = rt->released, *next;
+    rt->released = NULL;
+    pthread_mutex_unlock(&rt->lock);
+    for (; raw != NULL; raw = next) {
+        memcpy(&next, raw, sizeof next);
+        free(raw);
+    }
 }
 
 bool cg_save_has_room(const cg_runtime *rt, uint64_t n_bytes, uint64_t encoder_bytes)
@@ -186,10 +206,13 @@ void *cg_saves_watch(void *argument)
     cg_runtime *rt = argument;
     pthread_mutex_lock(&rt->lock);
     while (!rt->stop)
-        if (cg_now_ns() >= rt->step_until_ns)
+        if (cg_now_ns() >= rt->step_until_ns) {
             cg_saves_give_up(rt);
-        else
+            cg_save_unlock(rt);
+            pthread_mutex_lock(&rt->lock);
+        } else {
             cg_runtime_wait(rt, &rt->watched, rt->step_until_ns);
+        }
     cg_runtime_leave(rt);
     return NULL;
 }

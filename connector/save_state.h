@@ -103,8 +103,12 @@ uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
 bool cg_save_free_raw(cg_save_chunk *chunk);
 /* Waits for a copy off a GPU, without the lock. Nothing to do where the CPU has copied. */
 cg_status cg_save_take_raw(cg_save_chunk *chunk);
-/* As cg_save_free_raw(), and gives its staging memory back; not while it is being made. */
+/* Gives the staging memory of the copy back, and the copy up; not while it is being made. It is
+ * freed by cg_save_unlock(): the lock must not be given back otherwise. */
 void cg_save_release_raw(cg_save_chunk *chunk);
+/* Gives the lock back, then frees the copies that were released: the kernel takes milliseconds for
+ * tens of MiB, and steps of the engine take this lock. */
+void cg_save_unlock(cg_runtime *runtime);
 /* Whether copies of n_bytes more leave the staging memory room for an encoder of encoder_bytes. */
 bool cg_save_has_room(const cg_runtime *runtime, uint64_t n_bytes, uint64_t encoder_bytes);
 /* Takes staging memory for the chunk's encoder. False: there is too little, and another encoder is
@@ -128,9 +132,9 @@ void cg_save_count_dropped(cg_runtime *runtime, uint32_t n_chunks, cg_status sta
 
 /* The save is done; nothing happens if it was before. It may be gone afterwards. */
 void cg_save_finish(cachegen_save *save, cg_status status);
-/* Ends all saves that wait. */
+/* Ends all saves that wait. Then cg_save_unlock(). */
 void cg_saves_drop(cg_runtime *runtime, cg_status status);
-/* The store hangs: ends the save that the writer has, and all that wait. */
+/* The store hangs: ends the save that the writer has, and all that wait. Then cg_save_unlock(). */
 void cg_saves_give_up(cg_runtime *runtime);
 /* The body of the thread that does so in time; the argument is the cg_runtime. */
 void *cg_saves_watch(void *runtime);

@@ -170,7 +170,7 @@ static void clear_chunk(cg_save_chunk *chunk)
     pthread_mutex_lock(&rt->lock);
     cg_save_release_raw(chunk);
     cg_save_release_encoder(chunk);
-    pthread_mutex_unlock(&rt->lock);
+    cg_save_unlock(rt);
     cg_host_lock_release(&chunk->lock);
 }
 
@@ -379,6 +379,8 @@ void *cg_save_writer(void *argument)
         rt->writer_is_stuck = false;
         cg_save_finish(save, status);
         cg_operation_unref(op);
+        cg_save_unlock(rt);
+        pthread_mutex_lock(&rt->lock);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);

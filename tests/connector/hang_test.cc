@@ -7,12 +7,50 @@
 #include "tests/iouring/odd_fs.h"
 #endif
 
+#include <malloc.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
 #endif
+
+namespace
+{
+
+// How often memory as large as a copy of a chunk's K and V was freed while lock_of_steps is set,
+// and how often by a thread that had this lock.
+constexpr size_t COPY_BYTES = 16 << 10; // 4 layers, K and V of 2 heads of 16 bf16, 32 tokens
+std::atomic<pthread_mutex_t *> lock_of_steps{nullptr};
+std::atomic<int> n_freed{0}, n_freed_with_lock{0};
+thread_local bool tells_lock = false; // the last that it gives back
+
+} // namespace
+
+// The linker has the library's calls come here (--wrap).
+extern "C" int __real_pthread_mutex_unlock(pthread_mutex_t *lock);
+extern "C" int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock);
+extern "C" int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock)
+{
+    if (tells_lock)
+        lock_of_steps = lock;
+    return __real_pthread_mutex_unlock(lock);
+}
+extern "C" void __real_free(void *memory);
+extern "C" void __wrap_free(void *memory);
+extern "C" void __wrap_free(void *memory)
+{
+    const pthread_mutex_t *lock = lock_of_steps;
+    if (lock != nullptr && memory != nullptr && malloc_usable_size(memory) >= COPY_BYTES) {
+        n_freed++;
+        n_freed_with_lock += __atomic_load_n(&lock->__data.__owner, __ATOMIC_RELAXED) == gettid();
+    }
+    __real_free(memory);
+}
 
 namespace
 {
@@ -395,6 +433,54 @@ TEST_P(HangTest, NoCallOfAStepWaits)
         }
         EXPECT_EQ(step.waits(), "") << "numbers of system calls that wait";
     }
+}
+
+TEST_P(HangTest, CopiesAreFreedWithoutTheLockThatStepsTake)
+{
+    uint64_t seed = 10;
+    // On a busy machine one of the timeouts may end a try.
+    const auto succeeds = [](const std::function<bool()> &save) {
+        bool has = false;
+        return comes_true([&] { return has = has || save(); });
+    };
+    const auto is_stored = [&] { return engine->save(prompt(32 * 4, seed++)) == CACHEGEN_OK; };
+    const auto is_cut = [&] { // unless the copying has ended before
+        const Tokens tokens = prompt(32 * 16, seed++);
+        cachegen_save *save = nullptr;
+        engine->copies_later = true;
+        if (engine->save_start(tokens, 0, 32 * 16, true, nullptr, 0, &save) == CACHEGEN_OK) {
+            cachegen_save_cut(save);
+            engine->finish(save);
+        }
+        engine->copies_later = false;
+        return engine->stats().saves_dropped_overwritten > 0;
+    };
+    const auto is_given_up = [&] { // what waits behind the save that hangs
+        odd->set_mood(Mood::GOOD);
+        EXPECT_TRUE(succeeds(is_stored));
+        odd->set_mood(Mood::HANGING);
+        cachegen_status status = CACHEGEN_OK;
+        cachegen_save *saves[2] = {};
+        for (cachegen_save *&save : saves)
+            engine->save_start(prompt(64, seed++), 0, 64, true, nullptr, 0, &save);
+        for (cachegen_save *save : saves)
+            status = save != nullptr ? engine->finish(save).status : CACHEGEN_OK;
+        return status == CG_ERR_TIMED_OUT;
+    };
+    const auto frees_copies = [&](const std::function<bool()> &save) {
+        n_freed = n_freed_with_lock = 0;
+        EXPECT_TRUE(succeeds(save));
+        EXPECT_TRUE(comes_true([] { return n_freed > 0; }));
+        EXPECT_EQ(n_freed_with_lock, 0);
+    };
+    tells_lock = true;
+    engine->stats();
+    tells_lock = false;
+    ASSERT_NE(lock_of_steps, nullptr);
+    frees_copies(is_stored);
+    frees_copies(is_cut);
+    frees_copies(is_given_up);
+    lock_of_steps = nullptr;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("io_uring", "threads"),
