@@ -7,6 +7,7 @@ import array
 import fcntl
 import functools
 import os
+import re
 import resource
 import sys
 import threading
@@ -764,6 +765,19 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual((shown("saves_running"), shown("staging_bytes")), (1, 7))
         metrics.observe({"budget_met": 3, "loads": 0})
         self.assertEqual(shown("budget_met_total"), 3)
+
+    def test_the_readme_has_every_metric_under_the_name_that_prometheus_shows(self):
+        registry = prometheus_client.CollectorRegistry()
+        prometheus_metrics(registry)
+        shown = {metric.name + "_total" * (metric.type == "counter"): metric.type for metric in registry.collect()}
+        with open(os.path.join(ROOT, "connector", "README.md"), encoding="utf-8") as file:
+            readme = file.read()
+        told = {}
+        tables = readme.split("\n### What is counted\n")[1].split("\n### ")[0]
+        for names, kind in re.findall(r"^\| (`[^|]*`) \| (counter|gauge|histogram)s? \|", tables, re.MULTILINE):
+            told |= {f"vllm:cachegen_{name}": kind for name in re.findall(r"`(\w+)(?:\{\w+\})?`", names)}
+        self.assertEqual(told, shown)
+        self.assertEqual(set(re.findall(r"\bvllm:cachegen_\w+", readme)) - {*told, "vllm:cachegen_"}, set())
 
     def test_what_was_observed_adds_up_and_stays_out_of_the_log(self):
         both = Stats(data={"observed": {"a": [1], "b": [2]}}).aggregate(Stats(data={"loads": 1, "observed": {"a": [3]}}))
