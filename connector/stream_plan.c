@@ -6,12 +6,12 @@
 #include <string.h>
 
 enum {
-    WINDOW_MS = 200,              /* of the link, under way at most, and two round trips more */
+    WINDOW_MS = 60,               /* of the link, under way at most, and two round trips more */
     WINDOW_CHUNKS = 3,            /* of a far store, unless that is more or the link needs more */
     STORE_MS = 2,                 /* that a far store may take besides the round trip */
     MIN_READS = 2,                /* that may be more than that */
     FIRST_READS = 4,              /* while nothing was measured of the link */
-    RANGE_MS = 50,                /* of the link, in one range */
+    RANGE_MS = 30,                /* of the link, in one range */
     PAGE_BYTES = 4096,            /* ranges begin on pages */
     LEAST_RANGE = 8 << 10,        /* a smaller one is nothing but opening the file */
     LEAST_FAR_RANGE = PAGE_BYTES, /* of a file that is open: the first chunk is there sooner */

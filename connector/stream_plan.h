@@ -6,10 +6,11 @@
  * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
  * 2. Of all loads, what must arrive goes in the order of deadlines.
  * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
- * slow link moves in 50 ms. The window is what may be under way at once: what the link moves in 200
- * ms and two round trips, and at least two ranges. For a far store it is smaller: three chunks, or
- * what the link moves in two round trips, in ranges of different size. A larger window delays the
- * first chunks, because reads that are under way together end together; decoding then starts late.
+ * slow link moves in 30 ms. The window is what may be under way at once: what the link moves in 60
+ * ms and two round trips, and at least two ranges. For a far store it may be smaller: three chunks,
+ * or what the link moves in two round trips, in ranges of different size. A larger window delays
+ * the first chunks, because reads that are under way together end together; decoding then starts
+ * late. And every question of another request's look-up waits for what is under way before it.
  * While the link's speed is unknown, ranges under way are of different files. Over a slow link of a
  * near store the first range of a file comes alone: it opens the file, and with each opening a
  * network's file system may forget what it holds of it, also what another range has just brought.
