@@ -34,7 +34,7 @@ ruff_package=ruff==0.17.6
 
 # clang gives sanitizer and fuzz builds a second compiler and is not asked for; the sshd is for
 # tests that mount over a link.
-build_packages="build-essential cmake ninja-build pkg-config
+build_packages="build-essential cmake ninja-build pkg-config ccache
     libfuse3-dev fuse3 liburing-dev libxxhash-dev libjansson-dev libgtest-dev libnuma-dev
     clang-format-14 meson dpkg-dev python3-venv python3-dev
     rsync sshfs openssh-client openssh-server iproute2 util-linux procps ca-certificates"

@@ -16,6 +16,15 @@ for part in build libfuse engine model ruff; do
     eval "$found"
 done
 
+# What was compiled before, in any checkout, is not compiled again. Paths are relative, and times of
+# headers do not count: a new checkout has new ones.
+if command -v ccache > /dev/null; then
+    export CCACHE_DIR="${CACHEGENFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cachegenfs}/ccache"
+    export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
+    export CCACHE_SLOPPINESS=include_file_mtime,include_file_ctime
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+fi
+
 build() {
     echo "== build: $1 in $2"
     # Fresh: a cached result of pkg-config may point to a libfuse that is gone.
