@@ -4,12 +4,10 @@
 #include "connector/clock.h"
 #include "connector/load_state.h"
 #include "connector/reader.h"
+#include "connector/stream_exit.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { GRACE_MS = 500 };                    /* of a load whose budget is spent */
-static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their type */
 
 static void load_destroy(cg_operation *op)
 {
@@ -83,34 +81,6 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     return CG_OK;
 }
 
-/* What must arrive of a chunk. */
-static uint8_t floor_of(const cachegen_load *load, uint32_t index)
-{
-    return cg_stream_is_anytime(&load->stream) ? cg_stream_floor(&load->stream, index)
-                                               : load->stream.levels[index];
-}
-
-/* With the lock held. A load ends with its budget; but what was planned to take longer, because
- * recomputing takes longer still, may take twice what reading should. */
-static uint64_t ends_at_ns(const cachegen_load *load, cg_runtime *rt)
-{
-    const cg_plan *plan = load->plan;
-    const double link_bps = cg_estimator_bps(&cg_runtime_speeds(rt)->link);
-    cg_runtime_speeds_end(rt);
-    double bits = 0;
-    if (plan->policy == CG_POLICY_MIN_DELAY)
-        return UINT64_MAX;
-    for (uint32_t i = load->stream.first; i < load->stream.end; i++)
-        bits += 8.0 * (double)plan->chunks[i].sizes.bytes[floor_of(load, i)];
-    const uint64_t now_ns = cg_now_ns();
-    double wanted_ns = link_bps > 0 ? 2e9 * bits / link_bps : 0;
-    if (load->stream.deadline_ns > now_ns &&
-        wanted_ns < (double)(load->stream.deadline_ns - now_ns))
-        wanted_ns = (double)(load->stream.deadline_ns - now_ns);
-    return now_ns + (uint64_t)(wanted_ns < MOST_LOAD_NS ? wanted_ns : MOST_LOAD_NS) +
-           GRACE_MS * UINT64_C(1000000);
-}
-
 /* What the engine has enqueued that may touch the blocks. */
 static cg_status make_mark(cachegen_load *load, const cachegen_load_request *r)
 {
@@ -164,7 +134,8 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
         cg_uses_begin(rt);
     }
-    load->stream.ends_at_ns = ends_at_ns(load, rt);
+    load->stream.ends_at_ns = cg_stream_end_ns(&load->stream, cg_runtime_speeds(rt), cg_now_ns());
+    cg_runtime_speeds_end(rt);
     if (status == CG_OK)
         status = cg_stream_plan_add(&rt->stream_plan, &load->stream);
     if (status == CG_OK) {

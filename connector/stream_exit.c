@@ -1,11 +1,13 @@
 #include "connector/stream_exit.h"
 
 enum {
+    GRACE_MS = 500, /* of a load whose budget is spent */
     LEAST_CHECK_MS = 5,
     CHECKS = 32, /* of whether a load is hopeless, in the time that is left */
     SURE_SAMPLES = 3,
     UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
 };
+static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their type */
 static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
 static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
 static const double HOPE = 2;         /* the link may become so many times faster */
@@ -20,6 +22,29 @@ static uint64_t add_ns(uint64_t a, uint64_t b)
 static double left_ns(uint64_t until_ns, uint64_t now_ns)
 {
     return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
+}
+
+/* What must arrive of a chunk, in bytes. */
+static double floor_bytes(const cg_stream *stream, uint32_t index)
+{
+    const uint8_t level =
+        cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
+    return (double)stream->sizes[index].bytes[level];
+}
+
+uint64_t cg_stream_end_ns(const cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
+{
+    const double link_bps = cg_estimator_bps(&speeds->link);
+    const double left = left_ns(stream->deadline_ns, now_ns);
+    double bytes = 0;
+    if (stream->policy == CG_POLICY_MIN_DELAY)
+        return UINT64_MAX;
+    for (uint32_t i = stream->first; i < stream->end; i++)
+        bytes += floor_bytes(stream, i);
+    double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
+    ns = ns > left ? ns : left;
+    return now_ns + (uint64_t)(ns < MOST_LOAD_NS ? ns : MOST_LOAD_NS) +
+           GRACE_MS * UINT64_C(1000000);
 }
 
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
@@ -165,17 +190,19 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
 typedef struct outlook {
     const cg_speeds *speeds;
     double link_bps, low_bps;
-    bool is_known; /* link_bps was measured, or is more than the link does */
-    double hope;   /* without a budget to meet, how many times faster the link may become; 0: not
-                      measured */
+    bool is_silent; /* link_bps is more than the link does: nothing ends */
+    bool is_known;  /* so it is, or it was measured */
+    double hope;    /* without a budget to meet, how many times faster the link may become; 0: not
+                       measured */
     uint64_t now_ns;
 } outlook;
 
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Where recomputing is late too, only knowing counts. With min_delay each
- * moment of a load that is given up is lost, so the first sample may decide, if by a wide
- * margin. */
+ * even at twice the speed. Where recomputing is late too, only knowing counts. At the deadline a
+ * link that has fallen silent has had its time, unless little is missing: what even a slow link
+ * brings before the load must end in any case. With min_delay each moment of a load that is given
+ * up is lost, so the first sample may decide, if by a wide margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
@@ -188,6 +215,10 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     *index_out = here.index;
     if (!has_budget)
         return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
+    if (o->is_silent && left <= 0 && feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
+        *index_out = cg_stream_first_missing(stream);
+        return true;
+    }
     if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && hoped_ns > left)
         return true;
     *index_out = safe.index;
@@ -195,13 +226,16 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
            safe.ns * (1 + EXIT_SLACK) > left;
 }
 
-/* The same question again soon: the time in which recomputing can still begin is short. */
+/* The same question again soon, for the time in which recomputing can still begin is short; and at
+ * the deadline. */
 static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
 {
     const double left = left_ns(stream->deadline_ns, now_ns);
     uint64_t in_ns = (uint64_t)((left < 0 ? -left : left) / CHECKS);
     if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
         in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
+    if (left > 0 && left < (double)in_ns)
+        in_ns = (uint64_t)left;
     if (add_ns(now_ns, in_ns) < plan->check_ns)
         plan->check_ns = add_ns(now_ns, in_ns);
 }
@@ -220,6 +254,7 @@ static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uin
                  .link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound),
                  .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
                  .now_ns = now_ns};
+    o.is_silent = is_bound;
     o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
     o.hope = o.is_known ? SOME_HOPE : speeds->link.n_samples > 0 ? GREAT_HOPE : 0;
     if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))

@@ -18,7 +18,8 @@
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
- * that chunk on. What others have to read and to decode before it counts.
+ * that chunk on. What others have to read and to decode before it counts. So is what a link that
+ * has fallen silent still has to bring at the deadline.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
  * 7. A stream ends at a time of its own. Its reads are given up then, and no others are begun.

@@ -621,6 +621,47 @@ TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
     EXPECT_EQ(index, 0u);
 }
 
+// Recomputing takes longer than the link may need: only the deadline decides, and what is missing.
+TEST_F(StreamPlanTest, ASilentLinkHasItsTimeUntilTheDeadline)
+{
+    for (const uint64_t grace : {SECOND / 2, 60 * SECOND, NEVER}) {
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(10e6);
+        speeds.configured_tokens_per_s = 100;
+        add(&stream);
+        stream.s.ends_at_ns = grace == NEVER ? NEVER : 2 * SECOND + grace;
+        begin_all();
+        uint32_t index = 99;
+        EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 2 * SECOND - 1, &index), nullptr);
+        EXPECT_EQ(cg_stream_wake_ns(&plan), 2 * SECOND) << "it looks again at the deadline";
+        const bool is_cut = cg_stream_hopeless(&plan, &speeds, 2 * SECOND, &index) != nullptr;
+        EXPECT_EQ(is_cut, grace == SECOND / 2) << "else all may come before it must end";
+        if (is_cut) {
+            EXPECT_EQ(index, 0u);
+        }
+    }
+}
+
+TEST_F(StreamPlanTest, ALoadEndsWithItsBudgetOrAtTwiceTheTimeThatItsFloorsTake)
+{
+    Stream stream(10, 2 * SECOND); // 10 chunks of 100 kB
+    start(16, 1000000 * KB);
+    const auto end_ns = [&](uint64_t now_ns) {
+        return cg_stream_end_ns(&stream.s, &speeds, now_ns);
+    };
+    EXPECT_EQ(end_ns(SECOND), 5 * SECOND / 2) << "the link is not known";
+    link(1e6);
+    EXPECT_EQ(end_ns(SECOND), SECOND + 2 * SECOND + SECOND / 2) << "a second a megabyte";
+    EXPECT_EQ(end_ns(3 * SECOND), 3 * SECOND + 2 * SECOND + SECOND / 2) << "late as it is";
+    link(1e9);
+    EXPECT_EQ(end_ns(SECOND), 5 * SECOND / 2);
+    stream.s.deadline_ns = NEVER;
+    EXPECT_EQ(end_ns(SECOND), SECOND + 86400 * SECOND + SECOND / 2);
+    stream.s.policy = CG_POLICY_MIN_DELAY;
+    EXPECT_EQ(end_ns(SECOND), NEVER);
+}
+
 TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)
 {
     Stream stream(3, 100 * SECOND, CG_L2);

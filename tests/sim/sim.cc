@@ -67,6 +67,7 @@ uint64_t to_ns(double s)
 struct Read {
     uint64_t id;
     double left_bits, answered_s;
+    bool may_fail;
 };
 
 // One context that is being loaded.
@@ -137,8 +138,9 @@ class Run
         for (auto &load : loads)
             outcomes->push_back(outcome(*load));
         while (!reads_.empty()) { // of refinements that nobody wants any more: they still come
-            act(loads);
-            advance(loads, NEVER_S);
+            act(loads);           // may give up the last one
+            if (!reads_.empty())
+                advance(loads, NEVER_S);
         }
         now_s_ += PAUSE_S;
     }
@@ -202,8 +204,10 @@ class Run
             stream->sizes[i] = sizes[i];
             stream->levels[i] = levels[i];
         }
-        if (cg_stream_is_anytime(stream))
+        if (cg_stream_is_anytime(stream)) {
             cg_stream_nest(stream);
+            stream->ends_at_ns = cg_stream_end_ns(stream, &speeds_, now_ns());
+        }
         load->arrived_s = now_s_;
         load->is_loaded.resize(n);
         if (cg_stream_plan_add(&plan_, stream) != CG_OK)
@@ -235,10 +239,18 @@ class Run
     void act(std::vector<std::unique_ptr<Load>> &loads)
     {
         uint32_t index;
+        while (cg_stream *stream = cg_stream_overdue(&plan_, now_ns())) {
+            index = cg_stream_first_missing(stream);
+            if (index < stream->end)
+                cg_stream_failed(stream, index);
+            end_if_done(load_of(loads, stream));
+        }
         while (cg_stream *stream = cg_stream_hopeless(&plan_, &speeds_, now_ns(), &index)) {
             cg_stream_failed(stream, index);
             end_if_done(load_of(loads, stream));
         }
+        while (const cg_stream_read *late = cg_stream_give_up(&plan_, now_ns()))
+            end_read(loads, late->id, false);
         for (bool goes_on = true; goes_on;) {
             goes_on = false;
             while (cg_stream *stream = cg_stream_next_decode(&plan_, &speeds_, now_ns(), &index)) {
@@ -250,8 +262,10 @@ class Run
             const cg_stream_read *read = cg_stream_next_read(&plan_, &speeds_, now_ns());
             goes_on = plan_.must_decode;
             if (read != nullptr) {
-                reads_.push_back({read->id, 8.0 * static_cast<double>(read->bytes),
-                                  now_s_ + setup_.round_trip_s});
+                reads_.push_back(
+                    {read->id, 8.0 * static_cast<double>(read->bytes), now_s_ + setup_.round_trip_s,
+                     setup_.fault.chunk < 0 ||
+                         read->chunk_index == static_cast<uint32_t>(setup_.fault.chunk)});
                 goes_on = true;
             }
         }
@@ -265,6 +279,8 @@ class Run
         next_s = std::min(next_s, arrival_s);
         if (!decoding_.empty())
             next_s = std::min(next_s, decoding_.front().ends_s);
+        if (now_s_ < setup_.fault.at_s && !reads_.empty())
+            next_s = std::min(next_s, setup_.fault.at_s);
         double n_moving = 0, least_bits = NEVER_S;
         for (const Read &read : reads_) {
             if (read.answered_s > now_s_) {
@@ -299,15 +315,27 @@ class Run
         // On a fast link a step of the clock moves more than the last bit.
         const double least_bits = std::max(1e-3, trace_.bits_between(now_s_, now_s_ + 1e-9));
         for (size_t i = 0; i < reads_.size();) {
-            if (reads_[i].left_bits > least_bits) {
+            const Read &read = reads_[i];
+            const bool has_failed =
+                read.may_fail && now_s_ >= setup_.fault.at_s && now_s_ >= read.answered_s;
+            if (has_failed || read.left_bits <= least_bits)
+                end_read(loads, read.id, !has_failed);
+            else
                 i++;
-                continue;
-            }
-            const cg_stream_read read = *cg_stream_find_read(&plan_, reads_[i].id);
-            reads_.erase(reads_.begin() + static_cast<long>(i));
-            load_of(loads, read.stream)->bytes += static_cast<double>(read.bytes);
-            cg_stream_read_ended(&plan_, &speeds_, read.id, read.bytes, now_ns());
         }
+    }
+
+    void end_read(std::vector<std::unique_ptr<Load>> &loads, uint64_t id, bool has_succeeded)
+    {
+        const cg_stream_read read = *cg_stream_find_read(&plan_, id);
+        Load *load = load_of(loads, read.stream);
+        reads_.erase(std::find_if(reads_.begin(), reads_.end(),
+                                  [id](const Read &other) { return other.id == id; }));
+        load->bytes += has_succeeded ? static_cast<double>(read.bytes) : 0;
+        if (cg_stream_read_ended(&plan_, &speeds_, id, has_succeeded ? read.bytes : 0, now_ns()) ==
+            CG_STREAM_FAIL)
+            cg_stream_failed(read.stream, read.chunk_index);
+        end_if_done(load);
     }
 
     Outcome outcome(const Load &load) const

@@ -5,13 +5,15 @@
 // The link gives every read under way the same share, after a round trip. Decoding takes all
 // threads, one chunk after the other, in the order in which the planner gave them. What was not
 // loaded is recomputed after the load, at the model's speed. A request is over its budget when its
-// TTFT is.
+// TTFT is. A load by ttft_budget ends at its time, as the product's do; those of other policies,
+// with which it is compared, take as long as they need.
 #ifndef CG_TESTS_SIM_SIM_H
 #define CG_TESTS_SIM_SIM_H
 #include "connector/controller.h"
 #include "tests/sim/trace.h"
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,13 @@ struct Model {
 Model smollm2();
 Model llama8b();
 
+// From at_s of the trace on reads fail, after a round trip: of one chunk of each context, or of
+// all.
+struct Fault {
+    double at_s = std::numeric_limits<double>::infinity();
+    int chunk = -1; // -1: all
+};
+
 struct Setup {
     cg_policy policy;
     int level; // a fixed one: 1 to 3, CG_N_LEVELS for raw; -1: the policy's
@@ -53,6 +62,7 @@ struct Setup {
     double prior_factor; // the link is believed to be so many times as fast before it was measured;
                          // 0: nothing is believed
     std::vector<double> arrivals_s; // of the requests of a round, since its begin; they ascend
+    Fault fault = {};
 };
 
 struct Outcome {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -198,6 +199,46 @@ TEST(SimTest, AChangeByTenInMidLoadKeepsTheBudgetWhereL3AloneWould)
                 << " to " << after_bps / 1e6 << " Mbit/s after " << change_s - arrivals[2] << " s";
         }
     EXPECT_GT(n_could, 150);
+}
+
+// The link falls to 1 kbit/s or silent, the server is gone, or one chunk cannot be had; at any
+// moment of a load, over a link that is known or not. Then the rest is recomputed, once. (Where
+// even without a fault the budget could not be kept, it takes longer by one recompute.)
+TEST(SimTest, AFaultInMidLoadCostsNoMoreThanTheBudgetAndOneRecompute)
+{
+    std::mt19937 random(5);
+    const auto part = [&] { return static_cast<double>(random() % 1001) / 1000; };
+    int n_cut = 0;
+    for (const Model &model : {smollm2(), llama8b()})
+        for (int i = 0; i < 250; i++) {
+            const double budget_s = std::vector<double>{0.5, 1, 2, 5}[random() % 4];
+            const double bits =
+                8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
+            const double before_bps = bits / budget_s * std::pow(10, 3 * part()); // 1 to 1,000
+            const uint32_t n_before = random() % 3; // loads, by which the link is known
+            auto setup = setup_of(CG_POLICY_TTFT_BUDGET, budget_s);
+            std::vector<double> arrivals;
+            const double good_s =
+                simulate(model, setup, constant(before_bps / 1e6), 0, n_before + 1, &arrivals)
+                    .back()
+                    .ttft_s;
+            const double fault_s = arrivals.back() + budget_s * part();
+            double after_bps = before_bps;
+            switch (random() % 4) {
+            case 0: after_bps = 1e3; break;
+            case 1: after_bps = 1; break; // the least that there is
+            case 2: setup.fault = {fault_s, -1}; break;
+            default: setup.fault = {fault_s, static_cast<int>(random() % model.n_chunks())};
+            }
+            const Trace trace("fault", {0, fault_s, 1e6}, {before_bps, after_bps, after_bps}, 1);
+            const Outcome o = simulate(model, setup, trace, 0, n_before + 1).back();
+            n_cut += o.loaded_chunks < model.n_chunks();
+            EXPECT_LE(o.ttft_s, std::max(budget_s, good_s) + recompute_s(model) + 1e-6)
+                << model.name << " " << i << ": " << budget_s << " s, " << before_bps / 1e6
+                << " Mbit/s, after " << fault_s - arrivals.back() << " s " << after_bps
+                << " bit/s, chunk " << setup.fault.chunk;
+        }
+    EXPECT_GT(n_cut, 75);
 }
 
 TEST(SimTest, AWrongBeliefOfTheLinkCostsLittle)
