@@ -1,5 +1,5 @@
-// Faults in the middle of loads: whatever happens to the store, a load ends, and what it says it
-// has loaded is, byte for byte, what a chunk's file decodes to at one of its levels.
+// Faults in the middle of loads: whatever happens to the store, or to memory, a load ends, and what
+// it says it has loaded is, byte for byte, what a chunk's file decodes to at one of its levels.
 //
 // Forty cases; CG_FAULT_CASES=1000 asks for more, CG_FAULT_SEED=n for those from n on. A case is
 // wholly of its seed, but for which of two threads is faster.
@@ -10,10 +10,53 @@
 #include "tests/iouring/odd_fs.h"
 #endif
 
+#include <sys/mman.h>
+
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <random>
+
+// ---- memory that is refused: to the connector, not to what the tests link as shared libraries
+// ----
+
+static std::atomic<long> n_until_refusal{-1}; // -1: never
+static std::atomic<bool> goes_on_refusing{false}, was_refused{false};
+
+static bool is_refused()
+{
+    long n = n_until_refusal;
+    while (n >= 0 && !(n == 0 && goes_on_refusing) &&
+           !n_until_refusal.compare_exchange_weak(n, n - 1))
+        ;
+    if (n == 0)
+        was_refused = true;
+    return n == 0;
+}
+
+extern "C" {
+void *__real_malloc(size_t n_bytes);
+void *__real_calloc(size_t n, size_t n_bytes);
+void *__real_aligned_alloc(size_t align, size_t n_bytes);
+void *__real_mmap(void *at, size_t n_bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_malloc(size_t n_bytes)
+{
+    return is_refused() ? nullptr : __real_malloc(n_bytes);
+}
+void *__wrap_calloc(size_t n, size_t n_bytes)
+{
+    return is_refused() ? nullptr : __real_calloc(n, n_bytes);
+}
+void *__wrap_aligned_alloc(size_t align, size_t n_bytes)
+{
+    return is_refused() ? nullptr : __real_aligned_alloc(align, n_bytes);
+}
+void *__wrap_mmap(void *at, size_t n_bytes, int protection, int flags, int fd, off_t offset)
+{
+    return is_refused() ? MAP_FAILED : __real_mmap(at, n_bytes, protection, flags, fd, offset);
+}
+}
 
 namespace
 {
@@ -27,6 +70,20 @@ TEST(FaultTest, IsNotTested)
 }
 #else
 
+// Refuses the n-th allocation from now on, and all that follow or not.
+void refuse_memory(long n, bool goes_on)
+{
+    was_refused = false;
+    goes_on_refusing = goes_on;
+    n_until_refusal = n;
+}
+// True: some was refused.
+bool allow_memory()
+{
+    n_until_refusal = -1;
+    return was_refused;
+}
+
 enum Fault {
     SERVER_GONE, // each call is an error, as after the server was killed
     LINK_CUT,    // nothing is answered
@@ -37,6 +94,7 @@ enum Fault {
     REMOVED,   // the file
     STORE_FULL,
     FEW_RESOURCES, // one read at a time, and none to be abandoned
+    NO_MEMORY,     // every allocation fails, or just one
     N_FAULTS
 };
 
@@ -161,6 +219,10 @@ class FaultTest : public testing::Test
                    cachegen_load_poll(load, &l->progress) != CACHEGEN_AGAIN;
         }));
         odd->set_mood(mood_of(fault));
+        if (fault == NO_MEMORY) {
+            const long n = static_cast<long>(random() % 30);
+            refuse_memory(n, random() % 2 == 0);
+        }
         if (fault == EIO_SOON_GOOD)
             odd->set_mood(Mood::GOOD);
     }
@@ -192,6 +254,7 @@ class FaultTest : public testing::Test
         ASSERT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &l.progress); }),
                   CACHEGEN_OK)
             << "a load does not end";
+        allow_memory();
         check_blocks(engine.get(), l, n);
         cachegen_load_free(load);
         const std::vector<uint8_t> after = engine->memory;
@@ -234,6 +297,41 @@ TEST_F(FaultTest, EveryByteOfALoadIsRightWhateverHappens)
     const uint64_t n_cases = from_environment("CG_FAULT_CASES", 40);
     for (uint64_t seed = first; seed < first + n_cases && !HasFailure(); seed++)
         run(seed);
+}
+
+TEST_F(FaultTest, WhicheverAllocationFailsALoadEndsAndTheNextIsWhole)
+{
+    for (const bool goes_on : {false, true}) {
+        long n = 0;
+        for (bool refused = true; refused && !HasFailure(); n++) {
+            SCOPED_TRACE(testing::Message() << "allocation " << n << ", goes on: " << goes_on);
+            Engine engine(store, chunked(", \"threads\": 2, \"ttft_budget_ms\": 60000"));
+            Load l;
+            l.progress.struct_size = sizeof l.progress;
+            l.hit = engine.look_up(tokens);
+            engine.poison();
+            cachegen_load *load = nullptr;
+            refuse_memory(n, goes_on);
+            const cachegen_status begun = engine.load_start(0, l.hit.hit_tokens, &load);
+            if (begun == CACHEGEN_OK) {
+                ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &l.progress); }),
+                          CACHEGEN_OK)
+                    << "a load does not end";
+            }
+            refused = allow_memory();
+            check_blocks(&engine, l, N_TOKENS);
+            if (!refused) {
+                EXPECT_EQ(l.progress.loaded_tokens, N_TOKENS - 1);
+            } else if (begun != CACHEGEN_OK) {
+                EXPECT_EQ(begun, CG_ERR_NO_MEMORY);
+            } else if (l.progress.loaded_tokens < N_TOKENS - 1) {
+                EXPECT_EQ(l.progress.status, CG_ERR_NO_MEMORY);
+            }
+            cachegen_load_free(load);
+            EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, N_TOKENS - 1);
+        }
+        EXPECT_GT(n, 8) << "allocations are not refused";
+    }
 }
 #endif
 
