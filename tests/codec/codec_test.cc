@@ -76,7 +76,7 @@ TEST(Codec, L0IsBitExactInEveryDtypeAndForAnyBits)
 {
     const ProfileSpec spec;
     for (const unsigned dtype : all_dtypes) {
-        for (const uint32_t n_tokens : {1, 9, 33, 256}) {
+        for (const uint32_t n_tokens : {1, 9, 33, 256, 2048}) {
             SCOPED_TRACE(testing::Message() << cg_dtype_name(dtype) << " n_tokens=" << n_tokens);
             cg_chunk_header header = make_header(spec, static_cast<uint8_t>(dtype), 5, n_tokens);
             Bytes elements = make_elements(header, n_tokens), chunk, decoded;
@@ -103,7 +103,7 @@ TEST(Codec, LossyErrorsStayWithinTheStep)
     const Profile profile = make_profile(spec);
     const size_t channels = 32;
     for (const uint32_t first_position : {0u, 8u, 25600u}) {
-        for (const uint32_t n_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 255, 256}) {
+        for (const uint32_t n_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 255, 256, 2048}) {
             for (int level = CG_L1; level <= CG_L3; level++) {
                 SCOPED_TRACE(testing::Message() << "L" << level << " n_tokens=" << n_tokens
                                                 << " at " << first_position);

@@ -186,6 +186,32 @@ TEST_P(LoadTest, ChunksMayBeSmallerThanBlocksAndLargerThanThePrompt)
     }
 }
 
+TEST_P(LoadTest, LossyChunksMayBeOfAnySizeToo)
+{
+    for (const uint32_t chunk_tokens : {64, 128, 256, 512, 2048}) {
+        SCOPED_TRACE(chunk_tokens);
+        const Store store(true);
+        Engine engine(store, with("\"chunk_tokens\": " + std::to_string(chunk_tokens) +
+                                  ", \"ttft_budget_ms\": 600000"));
+        const Tokens tokens = prompt(600);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        const size_t n_chunks = (600 + chunk_tokens - 1) / chunk_tokens;
+        EXPECT_EQ(store.chunks("L1").size(), n_chunks);
+        double before = 0;
+        for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++) {
+            engine.level_plus_1 = level + 1;
+            const Load l = engine.load(tokens);
+            EXPECT_EQ(l.progress.loaded_tokens, 599u);
+            EXPECT_EQ(l.progress.chunks_at[level], n_chunks);
+            const double error = engine.error_of(tokens, 0, 599);
+            EXPECT_GT(error, before) << "L" << level;
+            before = error;
+        }
+        engine.level_plus_1 = 0;
+        EXPECT_EQ(engine.load(tokens).progress.chunks_at[CG_L1], n_chunks) << "coarse first";
+    }
+}
+
 TEST_P(LoadTest, AColdStoreIsAMissAndAnEmptyPlanLoadsNothing)
 {
     const Store store;
