@@ -28,6 +28,7 @@ BUILD = os.environ.get("CG_BUILD_DIR", os.path.join(CHECKOUT, "build"))
 MODEL = os.environ.get("CG_MODEL_DIR", "")
 NAME = "model"  # its folder in the store
 CHUNK, BLOCK = 256, 128
+STEP_TOKENS = 1024  # longer prompts are computed in several steps
 HARMLESS = {"chunks_loaded_l0", "chunks_saved_l0", "chunks_existed", "chunks_encoded"}
 PHASE_TIMEOUT_S = 900  # most of it for machines that are busy with other tests
 
@@ -98,7 +99,7 @@ class Engine:
             },
             **{
                 "max_model_len": 3072,
-                "max_num_batched_tokens": 1024,  # prompts come in several steps
+                "max_num_batched_tokens": STEP_TOKENS,
                 "enforce_eager": True,
                 "disable_log_stats": False,
                 **(engine_args or {}),
@@ -268,6 +269,20 @@ def warm_phase(work, cases):
         for name, answer in zip(names, answers):
             as_cold(name, answer)
         holds(sum(answer.preempted for answer in answers) > 0, "nothing was preempted: the case tests nothing")
+    with cases("what a prompt's steps compute is stored step by step, and loaded as one"):
+        parts, start_saves = [], engine.worker.start_saves
+
+        def note_and_save(metadata):
+            parts.extend((plan.from_token, plan.to_token) for plan in metadata.saves)
+            start_saves(metadata)
+
+        engine.worker.start_saves = note_and_save
+        as_cold("long", engine.ask(long, salt="in steps"))
+        del engine.worker.start_saves
+        equal(parts, [(0, STEP_TOKENS), (STEP_TOKENS, whole)], "tokens that steps saved")
+        answer = engine.ask(long, salt="in steps")
+        equal(answer.hit, whole, "tokens loaded")
+        as_cold("long", answer)
     with cases("two salts never share, and one shares with itself"):
         for salt, hit in (("tenant a", 0), ("tenant b", 0), ("tenant a", len(prompts["short"]) // 32 * 32)):
             answer = engine.ask(prompts["short"], salt=salt)
