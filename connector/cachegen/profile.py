@@ -40,6 +40,8 @@ from .sinks import CHOICES
 from .steps import DEFAULT, parse_steps
 from .store_files import write_atomically, write_store
 
+NEAR = 1.5  # times what was predicted, or part of it
+
 
 def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
     """(calibration contexts, held-out contexts). Without held-out files the last window of each text is held out."""
@@ -92,6 +94,8 @@ def print_report(report):
         print(f"L{row['level']:<4d} {row['step'][0]:8.5f} {row['bits_per_element']:8.4f} "
               f"{width / row['bits_per_element']:7.1f} {row['kl']:9.5f} {row['nll_change']:+8.4f} "
               f"{row['top1']:6.3f}" + (f" {row['multiply_adds']:7.0f}" if has_products else ""))  # fmt: skip
+    told = [f"L{row['level']} {row['predicted_kl']:.5f}, {row['n_near_prediction']}" for row in report["levels"]]
+    print(f"KL that loads are planned by, and contexts within {NEAR} times of it: {'; '.join(told)}")
 
 
 def multiply_adds(profile, level):
@@ -108,10 +112,15 @@ def multiply_adds(profile, level):
     return float(products / elements)
 
 
-def make_report(model, profile, data, held_out, scores, seconds, asked_for_block_steps):
+def n_near(measured, predicted):
+    return sum(predicted / NEAR <= kl <= predicted * NEAR for kl in measured)
+
+
+def make_report(model, profile, data, held_out, scores, curve, seconds, asked_for_block_steps):
     levels = []
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
+        row.update(predicted_kl=curve["kl"][level], n_near_prediction=n_near(result.kls, curve["kl"][level]))
         if profile.basis:
             row["multiply_adds"] = multiply_adds(profile, level)
         levels.append(row)
@@ -259,15 +268,14 @@ def run(options):
     caches.kept.clear()
     data = profile.to_bytes()
     digest = weights_digest(options.model_dir) if options.digest_weights else None
-    write_store(
-        options.out, model, fingerprint, profile, data, not options.no_default, curve=kl_curve.fit(measured), digest=digest
-    )
+    curve = kl_curve.fit(measured)
+    write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=curve, digest=digest)
     progress.start("quality on held-out text")
     scores = {}
     if held_out:
         scores = quality.measure(model, coder, planes, held_out, progress)
     seconds, asked = time.monotonic() - progress.began, options.block_steps and not is_paper
-    report = make_report(model, profile, data, held_out, scores, seconds, asked)
+    report = make_report(model, profile, data, held_out, scores, curve, seconds, asked)
     print_report(report)
     if options.json:
         write_atomically(os.path.abspath(options.json), json.dumps(report, indent=1).encode() + b"\n")

@@ -5,7 +5,7 @@ of CHUNK_TOKENS tokens has besides. Quality is what the model does next: KL dive
 context, and how often the most likely token stays the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -31,9 +31,10 @@ class Score:
     top1: float = 0.0
     nll: float = 0.0  # its change
     n_contexts: int = 0
+    kls: list = field(default_factory=list)  # of each context
 
     def add(self, other):
-        for name in ("bits", "elements", "kl", "top1", "nll", "n_contexts"):
+        for name in ("bits", "elements", "kl", "top1", "nll", "n_contexts", "kls"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_json(self):
@@ -144,6 +145,6 @@ def measure(model, coder, planes, contexts, progress=lambda done, total: None, l
             bits += coder.other_bits(context.n, token_bytes)
             log_p = model.log_probs(context, *planes.heads(coded))
             kl, top1, nll = score(log_p, reference, context.ids[context.n :])
-            scores[level].add(Score(bits, x.numel(), kl, top1, nll, 1))
+            scores[level].add(Score(bits, x.numel(), kl, top1, nll, 1, [kl]))
         progress(i + 1, len(contexts))
     return scores

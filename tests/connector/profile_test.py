@@ -430,15 +430,26 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(set(seconds), {bf16, f32})
         self.assertTrue(all(math.isfinite(s) and s > 0 for s in seconds.values()), seconds)
 
+    def test_contexts_near_their_prediction_are_counted(self):
+        self.assertEqual([profile.n_near([kl], 1.0) for kl in (0.66, 0.67, 1.0, 1.5, 1.51)], [0, 1, 1, 1, 0])
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        report, _ = self.profile("--report-contexts", "0")
+        near = [row["n_near_prediction"] for row in report["levels"]]
+        self.assertEqual(near, [profile.n_near([row["kl"]], row["predicted_kl"]) for row in report["levels"]])
+        self.assertEqual(report["n_held_out"], 1, "so that the mean is the context's own")
+
     def test_the_library_takes_the_curve_of_quality_that_the_tool_wrote(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
-        first, second = (self.profile("--planes", planes)[0]["profile"] for planes in ("apart", "joined"))
+        reports = [self.profile("--planes", planes)[0] for planes in ("apart", "joined")]
+        first, second = (report["profile"] for report in reports)
         about = self.path("store", "tiny", "model.json")
         with open(about) as file:
             described = json.load(file)
         self.assertEqual(set(described["quality"]), {first, second}, "those of other profiles stay")
         last = described["quality"][second]["last"]
         self.assertEqual(last[-1], [N_TOKENS, 1])
+        told = [row["predicted_kl"] for row in reports[1]["levels"]]
+        self.assertEqual(told, described["quality"][second]["kl"], "what loads are planned by")
         if not os.path.exists(LIBRARY):
             self.skipTest(f"no libcachegen.so at {LIBRARY}: nobody read the curve")
         config = {"root": self.path("store"), "model": "tiny"}
