@@ -5,11 +5,12 @@ at each bandwidth or after each trace. Writes rows and, of bandwidths, a plot.
 usage: ttft_bench.py --build BUILD --model MODEL_DIR --profile PROFILE_DIR --json OUT [--plot PNG]
            [--mbps 10,30,...] [--trace FILE... --trace-scale 1] [--at-once 1,4,16] [--rounds 3]
            [--budget-ms 2000] [--kinds ttft_budget,L2,...] [--uncompressed-from-mbps 30]
-           [--answer-tokens 32] [--prompts FILE...]
+           [--answer-tokens 32] [--prompts FILE...] [--over sshfs|gluster]
        ttft_bench.py --json ROWS --plot PNG      only plots
 
 The demo's prompt, link, servers and client (connector/demo.py); PROFILE_DIR is a model's folder
-with model.json and profiles/. Needs root, sshd, sshfs, vLLM, and matplotlib for the plot.
+with model.json and profiles/. Needs root, sshd, sshfs, vLLM, and matplotlib for the plot; over
+Gluster what link_bench.py says.
 
 Three engines are up all the time: one that loads by ttft_budget, or the one level that a request
 asks for, and that recomputes under a salt that nothing is stored under; one by min_delay, which has
@@ -47,7 +48,7 @@ sys.path[:0] = [HERE, os.path.join(CHECKOUT, "connector")]
 from demo import PROMPT, faster_dtype  # noqa: E402
 from demo_processes import Server, View, Waiting, cachegen_transfer  # noqa: E402
 from demo_processes import exit_on_signals, mounted, say, uncompressed_transfer  # noqa: E402
-from link_bench import AFTER_S, Follow, Link, read_trace, spread  # noqa: E402
+from link_bench import AFTER_S, LINKS, Follow, read_trace, spread  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 POLICIES = ("ttft_budget", "min_delay")
@@ -109,13 +110,18 @@ class Bench:
 
     def start(self):
         """The engines, and what they load: self.clients, self.views and self.stores by name."""
-        store, mount = self.path("store"), self.path("mount")
-        shutil.copytree(self.arguments.profile, os.path.join(store, self.model), symlinks=True)
-        self.stack.enter_context(mounted(self.arguments, store, mount, self.path("mount.log")))
-        os.makedirs(self.path("raw"))
-        self.far, self.link = self.path("far"), Link(self.path("link"), 0)
+        shared = self.path("shared")
+        self.far, self.link = self.path("far"), LINKS[self.arguments.over](self.path("link"), 0)
         self.stack.callback(self.link.close)  # at last: views show its mounts, engines read them
         self.link.open()
+        self.link.share(shared)
+        store, mount = os.path.join(shared, "store"), self.path("mount")
+        shutil.copytree(self.arguments.profile, os.path.join(store, self.model), symlinks=True)
+        self.stack.enter_context(mounted(self.arguments, store, mount, self.path("mount.log")))
+        raw = os.path.join(shared, "raw")
+        os.makedirs(raw)
+        # sshfs reads what the storage host mounts, Gluster its volume's files.
+        served = mount if self.arguments.over == "sshfs" else store
         self.stores, self.views = {}, {}
         transfers = {}
         for name in ENGINES:
@@ -125,9 +131,9 @@ class Bench:
             # machine, might pass for a store that is far already, of which the connector keeps
             # folders open: then a view never ends.
             folder = "files" if name == "uncompressed" else self.model
-            here, self.stores[name] = os.path.join(store, folder), os.path.join(mount, folder)
+            here, self.stores[name] = os.path.join(store, folder), os.path.join(served, folder)
             if name == "uncompressed":
-                here = self.stores[name] = self.path("raw")
+                here = self.stores[name] = raw
             view = self.views[name] = View(self.path(f"view-{name}"), folder)
             self.stack.callback(view.close)
             view.show(here)
@@ -307,7 +313,8 @@ class Bench:
                 what = f"{name} x{n_requests} {kind}: {ttft_s} s, {sample['moved_mb']:.2f} MB"
                 say(f"    {what}, load {os.getloadavg()[0]:.0f}")
         for kind in kinds:
-            row = {how: name, "at_once": n_requests, "budget_ms": wanted.budget_ms, "kind": kind}
+            row = {"over": wanted.over, how: name, "at_once": n_requests}
+            row.update(budget_ms=wanted.budget_ms, kind=kind)
             if how == "trace":
                 row["scale"] = wanted.trace_scale
             row.update(self.row_of(kind, samples[kind]), load_average=round(os.getloadavg()[1], 1))
@@ -368,6 +375,7 @@ def parse():
     parser.add_argument("--uncompressed-from-mbps", type=float, default=30)
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--prompts", nargs="*", default=[])
+    parser.add_argument("--over", choices=LINKS, default="sshfs")
     arguments = parser.parse_args()
     arguments.checkout = CHECKOUT  # the demo's parts want it
     return arguments
