@@ -19,6 +19,8 @@ enum {
     FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
     MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
     STANDS_MS = 5,
+    MOST_ITEMS = 2048,  /* with more it stands longer: planning takes tens of ms */
+    STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
@@ -263,12 +265,20 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
     return decoding_ns;
 }
 
+/* Loads wait for each other's planning, and so do steps of the engine, which take the lock that it
+ * is done under. */
+static uint64_t stands_ns(const cg_stream_plan *plan)
+{
+    const size_t n_more = plan->n_items > MOST_ITEMS ? plan->n_items - MOST_ITEMS : 0;
+    return (1 + n_more / STANDS_ITEMS) * STANDS_MS * UINT64_C(1000000);
+}
+
 static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
 {
     if (!plan->is_stale)
         return true;
     return plan->n_items > MANY_ITEMS && plan->next_extent < plan->planned.n_extents &&
-           plan->check_ns != 0 && now_ns < plan->planned_at_ns + STANDS_MS * UINT64_C(1000000);
+           plan->check_ns != 0 && now_ns < plan->planned_at_ns + stands_ns(plan);
 }
 
 /* Plans anew, unless nothing has changed. */

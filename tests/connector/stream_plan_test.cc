@@ -129,6 +129,29 @@ class StreamPlanTest : public testing::Test
     cg_speeds speeds = {};
 };
 
+TEST_F(StreamPlanTest, APlanOfThousandsOfChunksStandsAsMuchLongerAsPlanningTakes)
+{
+    const struct {
+        uint32_t n_chunks;
+        uint64_t after_ms;
+        bool is_new;
+    } cases[] = {{60, 1, true},    {1000, 4, false},   {1000, 6, true},
+                 {8000, 6, false}, {8000, 200, false}, {8000, 300, true}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(std::to_string(c.n_chunks) + " chunks, after " + std::to_string(c.after_ms));
+        start(16, 1000000 * KB);
+        link(1e9);
+        Stream stream(c.n_chunks, 3600 * SECOND);
+        add(&stream);
+        const cg_stream_read *read = next();
+        ASSERT_NE(read, nullptr);
+        plan.check_ns = UINT64_MAX; // as once it was looked for what is hopeless
+        ended(read->id, true, MS);
+        next(c.after_ms * MS);
+        EXPECT_EQ(plan.planned_at_ns, c.is_new ? c.after_ms * MS : 0);
+    }
+}
+
 TEST_F(StreamPlanTest, ReadsCoarseFirstThenRefinesTheEndOfTheContext)
 {
     const struct {
