@@ -89,7 +89,7 @@ class Library:
 class Manager:
     """vLLM's: how much of its blocks is held."""
 
-    usage = 0.0
+    usage, enable_caching = 0.0, True
 
     def __init__(self):
         self.evicted = set()
@@ -283,6 +283,87 @@ class ResetTest(unittest.TestCase):
         self.assertTrue(made.reset())
         self.admit(made, request("s"))
         self.assertEqual(len(made.step(step_of("s", 0, 200)).saves), 1)
+
+
+class SharedLoadTest(unittest.TestCase):
+    """Request "a" loads 192 tokens. "b" wants them, too."""
+
+    def setUp(self):
+        self.store = Store(hit=192)
+        self.made = scheduler(self.store)
+        self.leads()
+
+    def leads(self, **fields):
+        leader = request("a", **fields)
+        self.assertEqual(self.made.matched_tokens(leader, 0), (192, True))
+        self.made.update_after_alloc(leader, blocks(13), 192)
+        self.made.step(step_of(None, 0, 0))
+
+    def ends(self, loaded_tokens=192):
+        self.made.take_report(WorkerReport(loads={"a": LoadReport(loaded_tokens, worst_level=2)}))
+
+    def follows(self, **fields):
+        return self.made.matched_tokens(request("b", **fields), 0) == (None, False)
+
+    def n_shared(self):
+        self.store.get_stats = lambda: types.SimpleNamespace(as_dict=lambda: dict(lookups=0, lookup_errors=0, lookups_skipped=0, staging_bytes=0))
+        return self.made.counters()["loads_shared"]
+
+    def test_it_waits_and_takes_the_blocks(self):
+        self.assertTrue(self.follows())
+        self.ends()
+        self.assertTrue(self.follows())  # vLLM knows the blocks when it schedules "a"
+        self.made.step(step_of("a", 192, 8))
+        self.made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(12), 192)
+        self.assertEqual(self.made.matched_tokens(request("b"), 192), (0, False))
+        self.assertEqual(self.n_shared(), 1)
+
+    def test_what_comes_behind_may_differ(self):
+        self.assertTrue(self.follows(prompt_token_ids=[*range(195), *range(1000, 1100)]))
+
+    def test_it_loads_itself_what_is_not_what_the_other_loads(self):
+        for what in (
+            {"prompt_token_ids": [*range(191), 7, *range(192, 200)]},
+            {"prompt_token_ids": [7, *range(1, 200)]},
+            {"cache_salt": "tenant"},
+            {"kv_transfer_params": {"cachegen.worst_level": "L2"}},
+            {"kv_transfer_params": {"cachegen.level": "L1"}},
+            {"kv_transfer_params": {"cachegen.quality": 0.01}},
+            {"kv_transfer_params": {"cachegen.ttft_budget_ms": 500}},
+            {"arrival_time": time.time() - 1000},  # its time is over
+        ):
+            with self.subTest(what):
+                self.assertFalse(self.follows(**what))
+                self.made.finish(request("b"), [])
+        self.store.hit = 256
+        self.assertFalse(self.follows(n_tokens=300))  # more than the other one has
+        self.assertEqual(self.n_shared(), 0)
+
+    def test_without_a_cache_of_vllms_it_loads_itself(self):
+        self.made.kv_cache_manager.enable_caching = False
+        self.assertFalse(self.follows())
+
+    def test_a_load_that_fails_is_waited_for_no_more(self):
+        self.assertTrue(self.follows())
+        self.ends(loaded_tokens=64)
+        self.assertFalse(self.follows())
+
+    def test_an_aborted_request_is_waited_for_no_more(self):
+        self.assertTrue(self.follows())
+        self.made.finish(request("a"), [])
+        self.assertFalse(self.follows())
+
+    def test_a_preempted_request_is_waited_for_no_more(self):
+        self.assertTrue(self.follows())
+        self.store.hit = 0
+        self.made.matched_tokens(request("a"), 0)
+        self.store.hit = 192
+        self.assertFalse(self.follows())
+
+    def test_it_waits_for_no_longer_than_its_budget(self):
+        self.assertTrue(self.follows())
+        self.made.states["b"].spent_ns += self.made.library.ttft_budget_ns
+        self.assertFalse(self.follows())
 
 
 def adapter(name="a", number=1, **fields):

@@ -5,8 +5,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from cachegen import abi
 
 # Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first token
-# came within their budget, or later.
-OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed")
+# came within their budget, or later, and requests that waited for another one's load of the same.
+OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")
 GAUGE = "throughput_bps"  # a newest value; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP = "up"

@@ -27,6 +27,7 @@ class RequestState:
     predicted_ns: int = 0  # of the load; 0: not known
     hit_tokens: int | None = None  # the look-up's answer
     plan: bytes = b""
+    follows: str | None = None  # the request that loads the same, which this one waited for last
     failed: bool = False  # a load failed: recompute, don't ask again
     allocated: bool = False
     has_begun: bool = False  # scheduled since its blocks were allocated

@@ -74,6 +74,7 @@ class Scheduler:
         self._wait_left_s = library.lookup_wait_s  # of this step
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
+        self._n_shared = 0  # requests that waited for the load of another one
         self._after_load_ns = 0  # that the engine takes from a load's end to the first token
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups, errors of look-ups
@@ -119,6 +120,8 @@ class Scheduler:
         if n_external <= 0:
             return self._local_hit_only(request, state)
         refused = self._refuse_local_hit(request, state)
+        if refused is None and self._is_loaded_for_another(state):
+            return ASK_AGAIN
         return refused or (n_external, True)
 
     def _state(self, request):
@@ -249,6 +252,41 @@ class Scheduler:
         n_tail = state.hit_tokens % self.library.chunk_tokens
         whole = state.hit_tokens - n_tail
         return whole if n_tail and len(state.tokens) >= whole + self.library.chunk_tokens else state.hit_tokens
+
+    @guarded(nothing)
+    def _is_loaded_for_another(self, state):
+        """Whether another request loads all that this one would, as this one wishes it, and in this one's time. When that
+        one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is read, decoded and held
+        in memory once."""
+        asked_ns = state.spent_ns + time.monotonic_ns() - state.lookup_started_ns
+        if not self.kv_cache_manager.enable_caching or asked_ns >= self._budget_ns(state):
+            return False
+        if self._is_loading(state.follows):
+            return True
+        n_tokens = self._usable_tokens(state) // self.library.block_tokens * self.library.block_tokens
+        if n_tokens <= state.local_tokens:
+            return False
+        for req_id, other in self.states.items():
+            if self._is_loading(req_id) and other is not state and self._serves(other, state, n_tokens):
+                self._n_shared += state.follows is None
+                state.follows = req_id
+                return True
+        return False
+
+    def _is_loading(self, req_id):
+        state = self.states.get(req_id)
+        return state is not None and state.load is not None and not state.has_begun and not state.failed
+
+    def _serves(self, other, state, n_tokens):
+        """Whether the first n_tokens that another request loads may be used for this one."""
+        wishes = [(s.salt, s.extra, s.options.level, s.options.worst_level, s.options.max_kl) for s in (other, state)]
+        return (
+            wishes[0] == wishes[1]
+            and self._budget_ns(other) <= self._budget_ns(state)
+            and n_tokens <= other.load.to_token
+            and other.tokens[n_tokens - 1] == state.tokens[n_tokens - 1]  # most others differ here
+            and other.tokens[:n_tokens] == state.tokens[:n_tokens]
+        )
 
     def _drop_lookup(self, state):
         if state.lookup is not None:
@@ -542,7 +580,7 @@ class Scheduler:
             self.outages.worked(LOOKUPS)
         self._counted = n_lookups, n_errors
         stats.pop("staging_bytes")
-        own = {"budget_met": self._n_met, "budget_missed": self._n_missed}
+        own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._n_shared}
         return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
 
     def levels(self):
