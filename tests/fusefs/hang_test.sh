@@ -62,6 +62,35 @@ few_read() {
 check "the threads are still there" many_threads
 check "but the kernel has few of them to wake" wait_for 20 few_read
 check "which answer" equal "$(cat "$mnt/m/1")" 1
+# It hangs for good. An administrator ends it: who waits gets an error, and other stores never noticed.
+mkdir "$tmp/other" "$tmp/other_mnt"
+"$cachegenfs" "$tmp/other" "$tmp/other_mnt" -f 2>> "$tmp/log" &
+other_daemon=$!
+wait_for 20 test -e "$tmp/other_mnt/.cachegenfs/version"
+waiting=/sys/fs/fuse/connections/$(mountpoint -d "$mnt" | cut -d: -f2)/waiting
+all_wait() { [ "$(cat "$waiting")" -ge 8 ]; }
+kill -STOP "$below_daemon"
+for i in $(seq 8); do
+    { ! echo more > "$mnt/m/more$i"; } 2> /dev/null &
+    clients+=($!)
+done
+[ ! -e "$waiting" ] || check "eight wait" wait_for 20 all_wait
+check "another store's mount works meanwhile" timeout 20 sh -c 'echo 1 > "$1/x" && [ "$(cat "$1/x")" = 1 ]' sh "$tmp/other_mnt"
+check "the mount whose store hangs is taken away" timeout 20 umount -f -l "$mnt"
+failed=0
+for client in "${clients[@]}"; do
+    wait "$client" && failed=$((failed + 1))
+done
+clients=()
+check "who waited has an error" equal $failed 8
+kill -CONT "$below_daemon"
+wait "$daemon"
+daemon=
+mount_store -o passthrough=off
+check "what was there is there" equal "$(cat "$mnt/m/1")" 1
+umount "$tmp/other_mnt"
+wait "$other_daemon"
+check "the other ends well" equal $? 0
 kill -TERM "$daemon"
 wait "$daemon"
 check "SIGTERM is a good end" equal $? 0

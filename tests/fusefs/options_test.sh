@@ -1,5 +1,5 @@
 #!/bin/sh
-# The options of --help stand in the manual page and in SEMANTICS.md's table, too.
+# The options of --help stand in the manual page and in SEMANTICS.md's table, too, and systemd takes the unit.
 # usage: options_test.sh CACHEGENFS REPOSITORY
 set -u
 n_failed=0
@@ -26,5 +26,16 @@ done
 if command -v groff > /dev/null && ! groff -man -z -ww "$2/fusefs/cachegenfs.8" 2> /dev/null; then
     echo "cachegenfs.8 is no manual page"
     n_failed=$((n_failed + 1))
+fi
+# It exits with 0 also after a key that it does not know; so what it says counts.
+if command -v systemd-analyze > /dev/null; then
+    said=$(systemd-analyze verify "$2/configs/mnt-kv.mount" 2>&1) || said="it fails: $said"
+    said=$(echo "$said" | grep -e mnt-kv -e 'it fails')
+    [ -z "$said" ] || {
+        echo "configs/mnt-kv.mount: $said"
+        n_failed=$((n_failed + 1))
+    }
+else
+    echo "SKIPPED: no systemd-analyze: configs/mnt-kv.mount is not checked"
 fi
 exit $n_failed

@@ -150,6 +150,15 @@ inside
 load
 check "nothing went lost, or it was noticed" test "$(metric watch_overflows_total)" -ge 0
 unmount
+# As before Linux 6.16: the kernel is told of attributes only, and keeps names for as long as this says.
+rm -r "$store"/[!.]*
+mount_store -o entry_timeout=1
+wait_for 10 is_watched
+check "attributes are watched without names" equal "$(metric watched)" 1
+files
+inside
+load
+unmount
 mount_store -o attr_timeout=1,entry_timeout=1
 check "who says how long does not watch" equal "$(metric watched)" 0
 unmount
