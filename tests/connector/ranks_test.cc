@@ -565,7 +565,8 @@ TEST(RanksTest, MemoryOfWhatIsStoredIsFreeAgain)
     ProfileSpec spec = four_heads();
     spec.head_dim = 256;
     const Store store(false, spec);
-    Ranks ranks(store, TWO, "\"staging_mib\": 1, \"chunk_tokens\": 128");
+    Ranks ranks(store, TWO,
+                "\"staging_mib\": 1, \"chunk_tokens\": 128, \"save_timeout_ms\": 120000");
     for (uint64_t seed = 10; seed < 30; seed++)
         ASSERT_EQ(ranks.save(prompt(128, seed)), CACHEGEN_OK) << seed;
 }
