@@ -6,6 +6,7 @@ usage: scheduler_test.py
 import array
 import ctypes
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -27,7 +28,7 @@ from cachegen import abi  # noqa: E402
 from cachegen.vllm.arrivals import Arrivals  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
-from cachegen.vllm.request_key import key_tokens, parse_options  # noqa: E402
+from cachegen.vllm.request_key import images_are_hashed, key_tokens, parse_options  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
@@ -74,7 +75,7 @@ class Library:
     min_tokens, save_on_use = 0, 1
     keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
-    needs_plain_positions = False
+    needs_plain_positions, images_are_hashed = False, True
     weights = types.SimpleNamespace(doubt=None)
     rank = types.SimpleNamespace(n_ranks=1)
 
@@ -619,10 +620,16 @@ class AdapterTest(unittest.TestCase):
         self.assertTrue(asked.skip_reading_prefix_cache)
 
 
-def image(identifier, offset, length):
-    """As vLLM's front end gives it to its scheduler."""
+def named(name, offset, length, adapter=""):
+    """An image as vLLM's front end gives it to its scheduler, under a name of somebody's."""
     place = PlaceholderRange(offset=offset, length=length)
-    return MultiModalFeatureSpec(data=None, modality="image", identifier=identifier, mm_position=place)
+    fields = dict(identifier=adapter + (name or ""), mm_position=place, mm_hash=name)
+    return MultiModalFeatureSpec(data=None, modality="image", **fields)
+
+
+def image(content, offset, length, algorithm="sha256", adapter=""):
+    """One under its hash."""
+    return named(hashlib.new(algorithm, content.encode()).hexdigest(), offset, length, adapter)
 
 
 class ImageTest(unittest.TestCase):
@@ -689,12 +696,48 @@ class ImageTest(unittest.TestCase):
         self.assertEqual(len(self.tokens(image("a", 0, 1), n_tokens=2)), 2)
 
     def test_what_cannot_be_keyed_is_neither_stored_nor_served(self):
-        for feature, tail_tokens in ((image(None, 70, 20), 32), (image("a", 70, 20), 2)):
-            made = scheduler(Store(hit=64), tail_tokens=tail_tokens)
-            asked = self.prompt(feature)
-            self.assertEqual(made.matched_tokens(asked, 0), (0, False))
-            made.update_after_alloc(asked, blocks(13), 0)
-            self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
+        made = scheduler(Store(hit=64), tail_tokens=2)
+        asked = self.prompt(image("a", 70, 20))
+        self.assertEqual(made.matched_tokens(asked, 0), (0, False))
+        made.update_after_alloc(asked, blocks(13), 0)
+        self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
+
+    def stored_to(self, *images, **fields):
+        made = scheduler(Store(), **fields)
+        asked = self.prompt(*images)
+        made.matched_tokens(asked, 0)
+        made.update_after_alloc(asked, blocks(13), 0)
+        return [save.to_token for save in made.step(step_of("r", 0, 200)).saves]
+
+    def test_of_an_image_without_a_hash_only_what_comes_before_is_stored_and_found(self):
+        sha256 = hashlib.sha256(b"a").hexdigest()
+        for name in ("renderer0-mm-1-image-0", "my-photo", None, "", sha256[:-1], sha256 + "0", sha256.upper(), sha256 + "\n"):
+            with self.subTest(name):
+                feature = named(name, 70, 40)
+                self.assertEqual(self.shared(self.tokens(feature), self.tokens(feature)), 70)
+                self.assertEqual(self.stored_to(image("b", 10, 20), feature), [CHUNK])
+                self.assertEqual(self.stored_to(feature, image("b", 150, 20)), [CHUNK])
+
+    def test_hashes_of_all_of_vllms_algorithms_are_hashes_also_with_an_adapter(self):
+        for options in ({}, {"algorithm": "sha512"}, {"adapter": "name:"}):
+            with self.subTest(options):
+                feature = image("a", 70, 40, **options)
+                self.assertEqual(self.tokens(feature), self.tokens(feature))
+                self.assertEqual(self.stored_to(feature), [192])
+        self.assertNotEqual(self.tokens(image("a", 70, 40, adapter="a:")), self.tokens(image("a", 70, 40, adapter="b:")))
+
+    def test_where_vllm_numbers_images_no_name_is_a_hash(self):
+        prompt = self.prompt(image("a", 70, 40))  # the number and what was asked of the processor, hashed
+        self.assertEqual(self.shared(*(key_tokens(prompt, 32, are_hashed=False) for _ in range(2))), 70)
+        self.assertEqual(self.stored_to(image("a", 70, 40), images_are_hashed=False), [CHUNK])
+        for cache_gb, prefix_caching, are_hashed in ((0, False, False), (0, None, False), (0, True, True), (4, False, True)):
+            config = types.SimpleNamespace(
+                model_config=types.SimpleNamespace(multimodal_config=types.SimpleNamespace(mm_processor_cache_gb=cache_gb)),
+                cache_config=types.SimpleNamespace(enable_prefix_caching=prefix_caching),
+            )
+            self.assertEqual(images_are_hashed(config), are_hashed)
+        config.model_config.multimodal_config = None  # a model of text
+        self.assertTrue(images_are_hashed(config))
 
     def test_requests_with_images_are_stored_by_such_tokens(self):
         made = scheduler(Store())

@@ -3,6 +3,9 @@
 A chunk's key is made in the library, from the model's fingerprint, the tokens from the first one on, the salt, and what
 extra_key() gives. Two requests with the same key have the same KV.
 
+Surprise: what vLLM calls an image's hash need not be one. A client may give a name of its own choice ("uuid"), and an engine
+that caches no images numbers them, from 1 on in every process. is_hashed() tells these.
+
 An image's placeholders are the same tokens for every image. So key_tokens() puts its hash in their place: what comes
 before the first image is shared by all requests that begin alike, and what comes after an image only by those that have
 it, too.
@@ -11,6 +14,7 @@ it, too.
 import array
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 
@@ -76,20 +80,37 @@ def parse_options(params, salt=None):
 # Of 31 bits each: no vocabulary is as large, so no text can look like an image. Four of them are as good as the keys.
 STAND_IN = 1 << 31
 MIN_STAND_INS = 4
+_DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")  # of vLLM's mm_hasher_algorithm: blake3 or sha256, sha512
 
 
-def key_tokens(request, unit):
+def images_are_hashed(vllm_config):
+    """Whether vLLM hashes images at all. Where it does not, its numbers may be hashed, together with what a request asks of
+    the processor, and look like hashes of images (renderers/base.py, _process_mm_uuids())."""
+    images = getattr(vllm_config.model_config, "multimodal_config", None)
+    return images is None or images.mm_processor_cache_gb != 0 or bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def is_hashed(feature):
+    """Whether what vLLM knows an image by is a hash of its content, as far as its form tells."""
+    # identifier begins with the adapter's name where adapters change what becomes of images.
+    name = getattr(feature, "mm_hash", None) or feature.identifier
+    return isinstance(name, str) and _DIGEST.fullmatch(name) is not None
+
+
+def key_tokens(request, unit, are_hashed=True):
     """The prompt as the library gets it, an array.array('I'): its tokens, and stand-ins where images and the like are. unit:
     every chunk that may be stored ends at a multiple of it. Each unit that an image reaches into has MIN_STAND_INS at
     least, also where that takes the place of text beside the image: a chunk may end after any of them. ValueError: units
-    are too short for that, or an image has no hash."""
+    are too short for that. are_hashed: as images_are_hashed() has it; images without a hash have random stand-ins, so that
+    nothing is found from there on."""
     tokens = array.array("I", request.prompt_token_ids)
     for feature in request.mm_features:
-        if unit < MIN_STAND_INS or not feature.identifier:
+        if unit < MIN_STAND_INS:
             raise ValueError("images are keyed by their hashes, in units of 4 tokens or more (tail_multiple)")
         first = feature.mm_position.offset
         end = min(first + feature.mm_position.length, len(tokens))
-        name = f"{feature.identifier} {first} {feature.mm_position.length} ".encode()
+        identifier = feature.identifier if are_hashed and is_hashed(feature) else os.urandom(16).hex()
+        name = f"{identifier} {first} {feature.mm_position.length} ".encode()
         for begin in range(first // unit * unit, end, unit):
             # What is replaced of this unit: the image's part of it, widened where it is shorter
             # than MIN_STAND_INS. The digest is of the replaced tokens, too, so that no text among

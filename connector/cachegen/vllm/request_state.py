@@ -39,7 +39,7 @@ class RequestState:
     load_ended_ns: int = 0
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
-    plain_tokens: int = 0  # of the prompt, whose positions the codec knows
+    storable_tokens: int = 0  # of the prompt, as far as its images go
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     awaits_first_token: bool = False  # since it was looked up, and has loaded
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params

@@ -32,7 +32,7 @@ class SavePlanner:
                 state.saved_to = n_prompt
         if state.admitted_tokens is None:
             n_admitted = self.admission.use(state.tokens, state.salt, state.extra)
-            state.admitted_tokens = min(n_admitted, state.plain_tokens)
+            state.admitted_tokens = min(n_admitted, state.storable_tokens)
         n_after = min(n_after, state.admitted_tokens)
         is_last = n_after >= n_prompt
         unit = self._library.tail_tokens if is_last else chunk_tokens

@@ -25,7 +25,7 @@ from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
-from cachegen.vllm.request_key import PREFIX, Options, extra_key, key_tokens, parse_options
+from cachegen.vllm.request_key import PREFIX, Options, extra_key, is_hashed, key_tokens, parse_options
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 
@@ -133,7 +133,8 @@ class Scheduler:
                 options = parse_options(request.kv_transfer_params, request.cache_salt)
                 # With an adapter it is not known yet whether and by what it can be keyed.
                 extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
-                tokens = key_tokens(request, self.library.tail_tokens) if extra is not None else None
+                if extra is not None:
+                    tokens = key_tokens(request, self.library.tail_tokens, self.library.images_are_hashed)
             except Exception as e:
                 self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
                 extra = None
@@ -152,7 +153,7 @@ class Scheduler:
             state = RequestState(
                 tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
             )
-            state.plain_tokens = self._n_plain_tokens(request)
+            state.storable_tokens = self._n_storable_tokens(request)
             state.adapter_number = 0 if request.lora_request is None else request.lora_request.lora_int_id
             self.states[request.request_id] = state
             if extra is not None and request.lora_request is not None:
@@ -161,10 +162,11 @@ class Scheduler:
                 self._adapters.start(request.lora_request)
         return state
 
-    def _n_plain_tokens(self, request):
-        """How many of a prompt's first tokens may be stored as far as their positions go: the codec turns K back by plain
-        ones, and what an image moves would be coded badly."""
-        images = request.mm_features if self.library.needs_plain_positions else ()
+    def _n_storable_tokens(self, request):
+        """How many of a prompt's first tokens may be stored as far as its images go. What comes after one without a hash has
+        no key. The codec turns K back by plain positions, and what an image moves would be coded badly."""
+        keep_none = self.library.needs_plain_positions or not self.library.images_are_hashed
+        images = (image for image in request.mm_features if keep_none or not is_hashed(image))
         return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
 
     def _check_adapter(self, request, state):
