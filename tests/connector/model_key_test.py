@@ -18,6 +18,7 @@ try:
     import torch
     import transformers
     from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config.quantization import QuantizationConfigArgs
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
@@ -97,6 +98,14 @@ class ModelKeyTest(unittest.TestCase):
             "another config": self.key(path, config_path=other),
             "function": self.key(path, function=change),
             "quantized on the fly": self.key(path, quantization="fp8"),
+            "by a name that says little": self.key(path, quantization="online", quantization_config=QuantizationConfigArgs()),
+            **{
+                f"{kind} {method}": self.key(
+                    path, quantization="online", quantization_config=QuantizationConfigArgs(**{kind: method})
+                )
+                for kind in ("linear", "moe")
+                for method in ("fp8_per_tensor", "mxfp8")
+            },
             "float32 model, bf16 cache": self.key(path, dtype=torch.float32),
             "KV dtype": self.key(path, cache=dict(cache_dtype="fp8", calculate_kv_scales=False)),
             "KV scales": self.key(path, cache=dict(cache_dtype="fp8", calculate_kv_scales=True)),
@@ -104,6 +113,13 @@ class ModelKeyTest(unittest.TestCase):
             "another dummy": self.key(path, load_format="dummy", seed=1),
         }
         self.assertEqual(len(set(variants.values())), len(variants), variants)
+
+    def test_what_is_quantized_on_the_fly_beside_what_the_files_quantize_counts(self):
+        path = self.directory(quantization_config={"quant_method": "awq", "bits": 4})
+        as_it_is = dict(quantization="awq", quantization_config=None)
+        self.assertEqual(self.key(path, **as_it_is), model_fingerprint(path))
+        found = {self.key(path, **as_it_is | {"quantization_config": {"moe": moe}}) for moe in ("mxfp8", "fp8_per_tensor")}
+        self.assertEqual(len(found | {model_fingerprint(path)}), 3)
 
     def test_an_fp8_cache_is_no_other_model(self):
         path = self.directory()

@@ -10,7 +10,7 @@ the one that vLLM reads from the model's own directory. In the fingerprint are
    also a function, hf_config_path, another revision, a patch of vLLM's;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
    of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
- - quantization that the files don't have; the type that the model computes in and that of the KV cache, where they
+ - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in and that of the KV cache, where they
    differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
  - dummy weights and their seed.
 
@@ -64,6 +64,8 @@ def deviations(vllm_config, kv_dtype):
         found["max_model_len"] = [model_config.max_model_len, kinds]
     if model_config.quantization and not said.get("quantization_config"):
         found["quantization"] = str(model_config.quantization)
+    if on_the_fly := getattr(model_config, "quantization_config", None):  # said to the engine alone, also beside the files'
+        found["quantization_config"] = on_the_fly
     is_fp8 = str(kv_dtype) == "torch.uint8" and cache_config.cache_dtype in FP8_DTYPES
     if not is_fp8 and str(model_config.dtype) != str(kv_dtype):
         found["dtype"] = [str(model_config.dtype), str(kv_dtype)]
