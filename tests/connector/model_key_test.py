@@ -18,6 +18,7 @@ try:
     import torch
     import transformers
     from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config.multimodal import MultiModalConfig
     from vllm.config.quantization import QuantizationConfigArgs
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
@@ -35,7 +36,7 @@ from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
 from cachegen.vllm.library import Unsupported, _configuration, check_attention, digest_of  # noqa: E402
-from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint  # noqa: E402
+from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint, image_key  # noqa: E402
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
@@ -165,6 +166,59 @@ class ModelKeyTest(unittest.TestCase):
     def test_text_of_a_value_tells_all_of_it(self):
         values = [{1, 2}, {1, 3}, b"a", b"b", torch.bfloat16, torch.float16, *(types.SimpleNamespace(x=x) for x in (1, 2))]
         self.assertEqual(len({as_text(value) for value in values}), len(values))
+
+
+class ImageKeyTest(unittest.TestCase):
+    """What an engine makes of images."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def key(self, prefix_caching=True, **settings):
+        images = MultiModalConfig(**settings)
+        return image_key(
+            types.SimpleNamespace(
+                model_config=types.SimpleNamespace(model=self.folder, multimodal_config=images),
+                cache_config=types.SimpleNamespace(enable_prefix_caching=prefix_caching),
+            )
+        )
+
+    def write(self, name, content):
+        with open(os.path.join(self.folder, name), "w") as file:
+            json.dump(content, file)
+
+    def test_settings_and_files_of_the_processor_count(self):
+        scales = os.path.join(self.folder, "scales.json")
+        self.write("scales.json", {"layer": 1})
+        fp8 = dict(mm_encoder_attn_dtype="fp8")
+        found = [
+            self.key(), self.key(mm_processor_kwargs={"num_crops": 4}), self.key(mm_processor_kwargs={"num_crops": 8}),
+            self.key(media_io_kwargs={"video": {"num_frames": 40}}), self.key(video_pruning_rate=0.5),
+            self.key(video_pruning_rate=0.5, video_pruning_method="vidcom2"), self.key(**fp8),
+            self.key(mm_encoder_fp8_scale_path=scales, **fp8),
+        ]  # fmt: skip
+        self.write("scales.json", {"layer": 2})
+        found.append(self.key(mm_encoder_fp8_scale_path=scales, **fp8))
+        for name in ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"):
+            for size in (336, 448):
+                self.write(name, {"size": size})
+                found.append(self.key())
+        self.assertEqual(len(set(found)), len(found), found)
+
+    def test_what_only_rounds_or_says_where_is_not_in_it(self):
+        self.assertEqual(self.key(), "")
+        for name, value in (
+            ("mm_processor_kwargs", {"device": "cuda"}), ("mm_device_do_normalize", False), ("mm_processor_cache_gb", 1),
+        ):  # fmt: skip
+            self.assertEqual(self.key(**{name: value}), "", name)
+
+    def test_an_engine_that_caches_no_images_numbers_them(self):
+        for cache_gb, prefix_caching, is_keyed in ((0, False, False), (0, None, False), (0, True, True), (4, False, True)):
+            self.assertEqual(self.key(prefix_caching, mm_processor_cache_gb=cache_gb) is not None, is_keyed)
+        text = types.SimpleNamespace(model_config=types.SimpleNamespace(multimodal_config=None))
+        self.assertEqual(image_key(text), "")
 
 
 class WeightsCheckTest(unittest.TestCase):

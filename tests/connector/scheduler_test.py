@@ -28,7 +28,7 @@ from cachegen import abi  # noqa: E402
 from cachegen.vllm.arrivals import Arrivals  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
-from cachegen.vllm.request_key import images_are_hashed, key_tokens, parse_options  # noqa: E402
+from cachegen.vllm.request_key import key_tokens, parse_options  # noqa: E402
 from cachegen.vllm.scheduler import Scheduler  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
@@ -75,7 +75,7 @@ class Library:
     min_tokens, save_on_use = 0, 1
     keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
-    needs_plain_positions, images_are_hashed = False, True
+    needs_plain_positions, image_key = False, ""
     weights = types.SimpleNamespace(doubt=None)
     rank = types.SimpleNamespace(n_ranks=1)
 
@@ -728,16 +728,17 @@ class ImageTest(unittest.TestCase):
 
     def test_where_vllm_numbers_images_no_name_is_a_hash(self):
         prompt = self.prompt(image("a", 70, 40))  # the number and what was asked of the processor, hashed
-        self.assertEqual(self.shared(*(key_tokens(prompt, 32, are_hashed=False) for _ in range(2))), 70)
-        self.assertEqual(self.stored_to(image("a", 70, 40), images_are_hashed=False), [CHUNK])
-        for cache_gb, prefix_caching, are_hashed in ((0, False, False), (0, None, False), (0, True, True), (4, False, True)):
-            config = types.SimpleNamespace(
-                model_config=types.SimpleNamespace(multimodal_config=types.SimpleNamespace(mm_processor_cache_gb=cache_gb)),
-                cache_config=types.SimpleNamespace(enable_prefix_caching=prefix_caching),
-            )
-            self.assertEqual(images_are_hashed(config), are_hashed)
-        config.model_config.multimodal_config = None  # a model of text
-        self.assertTrue(images_are_hashed(config))
+        self.assertEqual(self.shared(*(key_tokens(prompt, 32, None) for _ in range(2))), 70)
+        self.assertEqual(self.stored_to(image("a", 70, 40), image_key=None), [CHUNK])
+
+    def test_what_the_engine_makes_of_images_counts_from_an_image_on(self):
+        prompt = self.prompt(image("a", 70, 40))
+        plain, one, other = (list(key_tokens(prompt, 32, key)) for key in ("", "one", "other"))
+        self.assertEqual([self.shared(plain, one), self.shared(one, other)], [70, 70])
+        self.assertEqual(one, list(key_tokens(prompt, 32, "one")))
+        made = scheduler(Store(), image_key="one")
+        made.matched_tokens(prompt, 0)
+        self.assertEqual(list(made.states["r"].tokens), one)
 
     def test_requests_with_images_are_stored_by_such_tokens(self):
         made = scheduler(Store())

@@ -19,9 +19,9 @@ from cachegen import abi
 from cachegen.fingerprint import as_text
 from cachegen.store_files import read_description
 from cachegen.vllm.guard import logger
-from cachegen.vllm.model_key import FP8_DTYPES, WeightsCheck, fingerprint, model_dir
+from cachegen.vllm.model_key import FP8_DTYPES, WeightsCheck, fingerprint, image_key, model_dir
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of
-from cachegen.vllm.request_key import images_are_hashed, parse_level
+from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -75,7 +75,7 @@ class Library:
             raise Unsupported(f'"tail_multiple" is {self.tail_tokens!r}: a number of tokens')
         self.block_tokens = vllm_config.cache_config.block_size
         self._has_mrope = vllm_config.model_config.uses_mrope
-        self.images_are_hashed = images_are_hashed(vllm_config)
+        self.image_key = image_key(vllm_config)
         self.may_load = transfer_config.is_kv_consumer
         self.may_save = transfer_config.is_kv_producer and not extra.get("read_only", False)
         try:

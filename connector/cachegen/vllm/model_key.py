@@ -10,18 +10,21 @@ the one that vLLM reads from the model's own directory. In the fingerprint are
    also a function, hf_config_path, another revision, a patch of vLLM's;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
    of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
- - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in and that of the KV cache, where they
-   differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
+ - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in and
+   that of the KV cache, where they differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
  - dummy weights and their seed.
 
 In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the model
-computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the root since the last reset and the
-tenant's salt (scheduler.py), adapter and images (request_key.py). Not in it, for they only round differently: parallelism,
+computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the root since
+the last reset and the tenant's salt (scheduler.py), adapter and images (request_key.py), and with each image what the engine
+makes of images (image_key()). Not in it, for they only round differently: parallelism,
 attention backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that
 replace a model's class.
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import threading
 
@@ -33,6 +36,10 @@ from cachegen.vllm.guard import logger
 ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional", "longrope", "su"}
 # vLLM's cache_dtype -> the library's name. All are kept as torch.uint8.
 FP8_DTYPES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+# Of vLLM's MultiModalConfig, what changes more than the rounding. A request's own mm_processor_kwargs and media_io_kwargs are
+# in the image's hash.
+IMAGE_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "video_pruning_rate")
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _ABSENT = "(absent)"
 UNCHECKED, OTHER = "unchecked weights", "other weights"  # why the store is not used
 
@@ -75,6 +82,30 @@ def deviations(vllm_config, kv_dtype):
     if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
         found["load_format"] = f"dummy, seed {model_config.seed}"
     return found
+
+
+def image_key(vllm_config):
+    """What makes the K and V of an image differ besides the image and the model, as text. None: no image can be keyed, since
+    vLLM numbers them (renderers/base.py, _process_mm_uuids()). It hashes such numbers where a request says how images are to
+    be processed, and they look like hashes of images then. OSError, ValueError: the processor's files."""
+    images = getattr(vllm_config.model_config, "multimodal_config", None)
+    if images is None:
+        return ""
+    if images.mm_processor_cache_gb == 0 and not vllm_config.cache_config.enable_prefix_caching:
+        return None
+    found = {name: getattr(images, name, None) for name in IMAGE_SETTINGS}
+    found["mm_processor_kwargs"] = {k: v for k, v in (found["mm_processor_kwargs"] or {}).items() if k != "device"}
+    if found["video_pruning_rate"]:
+        found["video_pruning_method"] = getattr(images, "video_pruning_method", None)
+    directory = model_dir(vllm_config.model_config)
+    paths = [(name, os.path.join(directory, name)) for name in PROCESSOR_FILES]
+    paths.append(("scales", getattr(images, "mm_encoder_fp8_scale_path", None)))
+    for name, path in paths:
+        if path is not None and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                found[name] = json.load(file)
+    found = {name: value for name, value in found.items() if value}
+    return hashlib.blake2b(as_text(found).encode(), digest_size=16).hexdigest() if found else ""
 
 
 def _said(model_config):

@@ -83,13 +83,6 @@ MIN_STAND_INS = 4
 _DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")  # of vLLM's mm_hasher_algorithm: blake3 or sha256, sha512
 
 
-def images_are_hashed(vllm_config):
-    """Whether vLLM hashes images at all. Where it does not, its numbers may be hashed, together with what a request asks of
-    the processor, and look like hashes of images (renderers/base.py, _process_mm_uuids())."""
-    images = getattr(vllm_config.model_config, "multimodal_config", None)
-    return images is None or images.mm_processor_cache_gb != 0 or bool(vllm_config.cache_config.enable_prefix_caching)
-
-
 def is_hashed(feature):
     """Whether what vLLM knows an image by is a hash of its content, as far as its form tells."""
     # identifier begins with the adapter's name where adapters change what becomes of images.
@@ -97,11 +90,11 @@ def is_hashed(feature):
     return isinstance(name, str) and _DIGEST.fullmatch(name) is not None
 
 
-def key_tokens(request, unit, are_hashed=True):
+def key_tokens(request, unit, image_key=""):
     """The prompt as the library gets it, an array.array('I'): its tokens, and stand-ins where images and the like are. unit:
     every chunk that may be stored ends at a multiple of it. Each unit that an image reaches into has MIN_STAND_INS at
     least, also where that takes the place of text beside the image: a chunk may end after any of them. ValueError: units
-    are too short for that. are_hashed: as images_are_hashed() has it; images without a hash have random stand-ins, so that
+    are too short for that. image_key: the engine's (model_key.py). Images that cannot be keyed have random stand-ins, so that
     nothing is found from there on."""
     tokens = array.array("I", request.prompt_token_ids)
     for feature in request.mm_features:
@@ -109,8 +102,9 @@ def key_tokens(request, unit, are_hashed=True):
             raise ValueError("images are keyed by their hashes, in units of 4 tokens or more (tail_multiple)")
         first = feature.mm_position.offset
         end = min(first + feature.mm_position.length, len(tokens))
-        identifier = feature.identifier if are_hashed and is_hashed(feature) else os.urandom(16).hex()
-        name = f"{identifier} {first} {feature.mm_position.length} ".encode()
+        is_keyed = image_key is not None and is_hashed(feature)
+        identifier = feature.identifier if is_keyed else os.urandom(16).hex()
+        name = f"{identifier} {first} {feature.mm_position.length} {image_key + ' ' if image_key else ''}".encode()
         for begin in range(first // unit * unit, end, unit):
             # What is replaced of this unit: the image's part of it, widened where it is shorter
             # than MIN_STAND_INS. The digest is of the replaced tokens, too, so that no text among

@@ -134,7 +134,7 @@ class Scheduler:
                 # With an adapter it is not known yet whether and by what it can be keyed.
                 extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
                 if extra is not None:
-                    tokens = key_tokens(request, self.library.tail_tokens, self.library.images_are_hashed)
+                    tokens = key_tokens(request, self.library.tail_tokens, self.library.image_key)
             except Exception as e:
                 self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
                 extra = None
@@ -165,7 +165,7 @@ class Scheduler:
     def _n_storable_tokens(self, request):
         """How many of a prompt's first tokens may be stored as far as its images go. What comes after one without a hash has
         no key. The codec turns K back by plain positions, and what an image moves would be coded badly."""
-        keep_none = self.library.needs_plain_positions or not self.library.images_are_hashed
+        keep_none = self.library.needs_plain_positions or self.library.image_key is None
         images = (image for image in request.mm_features if keep_none or not is_hashed(image))
         return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
 
