@@ -18,6 +18,7 @@ try:
     import torch
     import transformers
     from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config.load import LoadConfig
     from vllm.config.multimodal import MultiModalConfig
     from vllm.config.quantization import QuantizationConfigArgs
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
@@ -35,7 +36,7 @@ from cachegen.fingerprint import as_text, model_fingerprint, weights_digest  # n
 from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
-from cachegen.vllm.library import Unsupported, _configuration, check_attention, digest_of  # noqa: E402
+from cachegen.vllm.library import Unsupported, _configuration, check_attention, check_weights, digest_of  # noqa: E402
 from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint, image_key  # noqa: E402
 
 CONFIG = {
@@ -121,6 +122,15 @@ class ModelKeyTest(unittest.TestCase):
         self.assertEqual(self.key(path, **as_it_is), model_fingerprint(path))
         found = {self.key(path, **as_it_is | {"quantization_config": {"moe": moe}}) for moe in ("mxfp8", "fp8_per_tensor")}
         self.assertEqual(len(found | {model_fingerprint(path)}), 3)
+
+    def test_of_two_sets_of_weights_in_a_directory_it_counts_which_one_is_loaded(self):
+        path = self.directory()
+        for load_format in ("auto", "hf", "safetensors", "mistral"):
+            self.assertEqual(self.key(path, load_format=load_format), model_fingerprint(path))
+        with open(os.path.join(path, "consolidated.safetensors"), "wb") as file:
+            file.write(b"other weights")
+        found = [self.key(path, load_format=load_format) for load_format in ("auto", "mistral", "hf")]
+        self.assertEqual([one == model_fingerprint(path) for one in found], [True, True, False])
 
     def test_an_fp8_cache_is_no_other_model(self):
         path = self.directory()
@@ -411,6 +421,26 @@ class AttentionTest(unittest.TestCase):
             later.is_draft = True
             with self.assertRaisesRegex(Unsupported, "is_draft"):
                 check_attention(later)
+
+    def test_weights_that_lie_elsewhere_are_refused_by_name(self):
+        def check(load_format="auto", extra=None, elsewhere=""):
+            check_weights(
+                types.SimpleNamespace(
+                    load_config=LoadConfig(load_format=load_format, model_loader_extra_config=extra or {}),
+                    model_config=types.SimpleNamespace(model_weights=elsewhere),
+                )
+            )
+
+        for load_format in ("auto", "hf", "safetensors", "mistral", "dummy"):
+            check(load_format)
+        check(extra={"enable_multithread_load": True, "num_threads": 4})
+        for load_format in ("pt", "npcache", "tensorizer", "sharded_state", "ipc_cache", "modelexpress", "of_a_plugin"):
+            with self.subTest(load_format), self.assertRaisesRegex(Unsupported, f"load_format '{load_format}'"):
+                check(load_format)
+        with self.assertRaisesRegex(Unsupported, "tensorizer_uri"):
+            check(extra={"tensorizer_uri": "s3://bucket"})
+        with self.assertRaisesRegex(Unsupported, "s3://bucket"):
+            check(elsewhere="s3://bucket")
 
     def test_engines_that_sleep_are_refused(self):
         engine = types.SimpleNamespace(model_config=types.SimpleNamespace(enable_sleep_mode=True))

@@ -37,6 +37,11 @@ PLAIN_ATTENTION = {
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
     "is_draft": False,
 }  # fmt: skip
+# vLLM's load_formats that read the files which the fingerprint is of, and keys of model_loader_extra_config that only say how.
+LOAD_FORMATS = {
+    "auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "mistral", "bitsandbytes", "dummy",
+}  # fmt: skip
+LOAD_HOW = {"enable_multithread_load", "num_threads", "enable_weights_track", "distributed", "concurrency", "memory_limit"}
 OPEN_TIMEOUT_MS = 120000  # the library's default
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
@@ -186,6 +191,7 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
         raise Unsupported(f"KV layouts of platform {current_platform.device_name}: cpu and cuda are supported")
     if getattr(model_config, "enable_sleep_mode", False):  # nobody has seen what becomes of loads and saves under way
         raise Unsupported("enable_sleep_mode: an engine whose KV cache's memory stays where it is is supported")
+    check_weights(vllm_config)
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
@@ -239,6 +245,21 @@ def kv_scales(layer_names, vllm_config):
                 raise Unsupported(f"{plane}_scale of layer {name} of shape {shape}: one scale a layer is supported")
             found.append(float(of_layer))
     return scales
+
+
+def check_weights(vllm_config):
+    """Unsupported, unless the engine loads the weights that lie in the model's directory."""
+    load_config = vllm_config.load_config
+    if load_config.load_format not in LOAD_FORMATS:
+        raise Unsupported(
+            f"load_format {load_config.load_format!r}: other weights may be loaded than those that the model's fingerprint is "
+            f"of; {', '.join(sorted(LOAD_FORMATS))} are supported"
+        )
+    extra = load_config.model_loader_extra_config or {}
+    if not isinstance(extra, dict) or extra.keys() - LOAD_HOW:
+        raise Unsupported(f"model_loader_extra_config {extra!r}: {', '.join(sorted(LOAD_HOW))} are supported")
+    if elsewhere := getattr(vllm_config.model_config, "model_weights", None):
+        raise Unsupported(f"weights at {elsewhere}: those in the model's directory are supported")
 
 
 def check_attention(spec):

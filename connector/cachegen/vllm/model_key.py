@@ -12,7 +12,8 @@ the one that vLLM reads from the model's own directory. In the fingerprint are
    of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
  - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in and
    that of the KV cache, where they differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
- - dummy weights and their seed.
+ - dummy weights and their seed; a load_format that leaves aside Mistral's files, which "auto" takes where they lie beside
+   others.
 
 In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the model
 computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the root since
@@ -79,9 +80,16 @@ def deviations(vllm_config, kv_dtype):
     if not is_fp8 and cache_config.cache_dtype not in ("auto", str(kv_dtype).removeprefix("torch.")):
         scales = bool(getattr(cache_config, "calculate_kv_scales", False))
         found["cache_dtype"] = [str(cache_config.cache_dtype), scales]
-    if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
+    load_format = getattr(vllm_config.load_config, "load_format", "auto")
+    if load_format == "dummy":
         found["load_format"] = f"dummy, seed {model_config.seed}"
+    elif load_format not in ("auto", "mistral") and _has_mistral_files(model_dir(model_config)):
+        found["load_format"] = load_format
     return found
+
+
+def _has_mistral_files(directory):
+    return any(name.startswith("consolidated") and name.endswith(".safetensors") for name in os.listdir(directory))
 
 
 def image_key(vllm_config):
