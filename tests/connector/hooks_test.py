@@ -31,7 +31,7 @@ from cachegen.vllm.adapters import MAX_AHEAD, HeldAdapters, identity_of  # noqa:
 from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E402
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
-from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan  # noqa: E402
+from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan, WorkerReport  # noqa: E402
 from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
@@ -106,12 +106,27 @@ class HooksTest(unittest.TestCase):
     def test_so_is_a_disabled_connector(self):
         down = {"get_kv_connector_stats": ((), Stats(data={"state": {"scheduler": "unsupported"}}))}
         self.check({**SCHEDULER_HOOKS, **down, "reset_cache": ((), True)}, down="unsupported")
-        down = {"get_kv_connector_stats": ((), Stats(data={"state": {"worker": "unsupported"}}))}
+        down = {
+            "get_kv_connector_stats": ((), Stats(data={"state": {"worker": "unsupported"}})),
+            "build_connector_worker_meta": ((), WorkerReport(is_off=True)),
+        }
         for name, (arguments, miss) in {**WORKER_HOOKS, **down}.items():
             with self.subTest(name):
                 made = connector(worker=Worker(None, Failures(), block_tokens=16))
                 made._down = "unsupported"
                 self.assertEqual(getattr(made, name)(*arguments), miss)
+
+    def test_a_worker_that_is_disabled_says_so_once(self):
+        made = connector(worker=Worker(None, Failures(), block_tokens=16))
+        self.assertTrue(made.build_connector_worker_meta().is_off)
+        self.assertIsNone(made.build_connector_worker_meta())
+
+    def test_so_does_one_whose_kv_cache_cannot_be_registered(self):
+        worker = Worker(types.SimpleNamespace(cg=None, close=lambda: None), Failures(), block_tokens=16)
+        made = connector(worker=worker)
+        self.assertIsNone(made.build_connector_worker_meta())
+        made.register_kv_caches({})  # fails: there is no engine
+        self.assertTrue(made.build_connector_worker_meta().is_off)
 
     def test_a_failure_is_logged_once(self):
         made = connector(scheduler=Broken())

@@ -1237,9 +1237,13 @@ class ReportTest(unittest.TestCase):
     def test_a_worker_that_is_off_is_asked_for_nothing(self):
         made = scheduler(Store(hit=192))
         self.assertEqual(made.matched_tokens(request("a"), 0), (192, True))
-        made.take_report(WorkerReport(is_off=True))
-        made.take_report(WorkerReport())
+        with self.assertLogs("vllm.cachegen", "ERROR") as log:
+            made.take_report(WorkerReport(is_off=True))
+            made.take_report(WorkerReport(is_off=True))  # of another rank
+            made.take_report(WorkerReport())
+        self.assertEqual(len(log.output), 1)
         self.assertEqual(made.matched_tokens(request("b"), 0), (0, False))
+        self.assertEqual(len(made.library.cg.salts), 1, "looked up")
         made.update_after_alloc(request("b"), blocks(13), 0)
         self.assertEqual(made.step(step_of("b", 0, 200)).saves, [])
 

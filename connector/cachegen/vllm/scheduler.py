@@ -441,7 +441,9 @@ class Scheduler:
                 self._tell_library(state.load, load)
         for n_tokens, duration_ns in report.prefills:
             self._tell_prefill(n_tokens, duration_ns)
-        self._worker_is_off |= report.is_off
+        if report.is_off and not self._worker_is_off:
+            self._worker_is_off = True
+            logger.error("cachegen: a worker can neither load nor store: nothing is looked up or stored any more")
         self._take_taken(report.taken)
         for name, identity in report.told:
             self._adapters.note_told(name, identity)

@@ -365,6 +365,9 @@ class Worker:
     def take_report(self):
         """The WorkerReport of what ended since the last call; None: nothing did."""
         self._look_at_gpu()
+        # The scheduler's side then plans nothing more for a worker that can do nothing.
+        if self.library is None and not self._is_off:
+            self._is_off = self._report.is_off = True
         self._tell_adapters()
         report, self._report = self._report, WorkerReport()
         is_news = report.loads or report.prefills or report.is_off or report.adapters or report.taken or report.told
