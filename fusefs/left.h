@@ -1,11 +1,13 @@
 /* fusefs/left.h - files that killed connectors left unfinished, whatever host they ran on.
  *
- * A connector writes into a hidden file that ends in .tmp, next to the place of the chunk
- * (iouring/io_write.h), and names it when it is complete, seconds later. Such a file is left over
- * when nobody has written to it for an hour, by the store's clock. Nobody on this host may have it
- * open for writing, as far as leases of fcntl tell. A connector of another host that hangs for an
- * hour loses the chunk that it was saving, and no more.
- * Threads: each call stands alone.
+ * A connector writes into a hidden file next to the place of the final one: NAME begins as
+ * .NAME.<16 hexadecimal digits>.tmp (iouring/io_write.h). It names it when it is complete, seconds
+ * later. Only names that cachegenfs itself writes count: strict ones, and those of a model's and a
+ * context's other files. All other files are users' own, whatever they are called.
+ * Such a file is left over when nobody has written to it for an hour, by the store's clock. Nobody
+ * on this host may have it open for writing, as far as leases of fcntl tell. A connector of another
+ * host that hangs for an hour loses the chunk that it was saving, and no more. Threads: each call
+ * stands alone.
  */
 #ifndef CG_FUSEFS_LEFT_H
 #define CG_FUSEFS_LEFT_H

@@ -38,11 +38,11 @@ check "one file" equal "$(stat -c %h "$file")" 6
 flip "$file" $(($(stat -c %s "$file") - 50))      # in what only L1 has
 flip "$store/m/contexts/c/L1/00001.kv" 5000       # in what all levels have
 truncate -s -1 "$store/m/contexts/c/L1/00002.kv"
-touch -d '2 days ago' "$store/m/contexts/.c.1.0123456789abcdef.tmp"
-touch "$store/m/contexts/.d.1.0123456789abcdef.tmp"
+touch -d '2 days ago' "$store/m/contexts/c/L1/.00007.kv.0123456789abcdef.tmp"
+touch "$store/m/contexts/c/L1/.00008.kv.0123456789abcdef.tmp"
 # Of a connector that hangs: it has the file open.
-exec 9> "$store/m/contexts/.e.1.0123456789abcdef.tmp"
-touch -d '2 hours ago' "$store/m/contexts/.e.1.0123456789abcdef.tmp"
+exec 9> "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp"
+touch -d '2 hours ago' "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp"
 check "damage is found" ends_with 1 fsck
 check "of so many names" sh -c '"$1" fsck "$2" | grep -q "^6 names whole, 18 damaged, 1 files left"' sh "$cachegenfs" "$store"
 check "and nothing changed" equal "$(stat -c %h "$file")" 6
@@ -58,11 +58,11 @@ check "chunk 3 is as it was" cmp "$tmp/source/L1/00003.kv" "$store/m/contexts/c/
 check "objects are as the context" equal "$(objects '*.kv' | wc -l)" 7
 check "what was damaged is in quarantine" equal "$(find "$store/quarantine" -type f ! -name list | wc -l)" 10
 check "and the list says what it was" grep -q 'm/contexts/c/L1/00001.kv' "$store/quarantine/list"
-check "what was left is removed" [ ! -e "$store/m/contexts/.c.1.0123456789abcdef.tmp" ]
-check "what is being written is not" [ -e "$store/m/contexts/.d.1.0123456789abcdef.tmp" ]
-check "nor what somebody has open for that" [ -e "$store/m/contexts/.e.1.0123456789abcdef.tmp" ]
+check "what was left is removed" [ ! -e "$store/m/contexts/c/L1/.00007.kv.0123456789abcdef.tmp" ]
+check "what is being written is not" [ -e "$store/m/contexts/c/L1/.00008.kv.0123456789abcdef.tmp" ]
+check "nor what somebody has open for that" [ -e "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp" ]
 exec 9>&-
-rm "$store/m/contexts/.e.1.0123456789abcdef.tmp"
+rm "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp"
 check "nothing is staged" equal "$(ls -A "$store/.cachegenfs-tmp")" ""
 
 # On a store that is mounted, and through links that lead out of it.
@@ -91,22 +91,42 @@ check "and cannot be made" fails touch "$mnt/.cachegenfs-layout"
 unmount
 check "objects of two contexts" equal "$(objects '*.kv' | wc -l)" 24
 check "of a profile that is gone" ends_with 1 gc
-touch -d '2 days ago' "$store/m/.x.0123456789abcdef.tmp"
+touch -d '2 days ago' "$store/m/.model.json.0123456789abcdef.tmp"
+# Users' own, whatever they are called: no connector writes such a name, or not there.
+key=$(basename "$(dirname "$(objects '*.kv' | head -n 1)")")
+mkdir -p "$store/m/data" "$store/data"
+own=("$store/.settings.tmp" "$store/.model.json.0123456789abcdef.tmp" "$store/data/.notes.0123456789abcdef.tmp"
+    "$store/m/data/.settings.tmp" "$store/m/data/.00000.kv.0123456789abcdef.tmp" "$store/m/.settings.0123456789abcdef.tmp"
+    "$store/m/contexts/.tokens.0123456789abcdef.tmp" "$store/m/contexts/c2/.tokens.tmp" "$store/m/contexts/c2/.tokens.123.tmp"
+    "$store/m/contexts/c2/.tokens.0123456789ABCDEF.tmp" "$store/m/contexts/c2/L1/.0.kv.0123456789abcdef.tmp"
+    "$store/m/contexts/c2/L1/.00000.kv.Xa8f2.tmp" "$store/m/objects/${key:0:2}/.L0.kv.0123456789abcdef.tmp")
+left=("$store/m/contexts/c2/.tokens.0123456789abcdef.tmp" "$store/m/contexts/c2/.context.json.0123456789abcdef.tmp"
+    "$store/m/contexts/c2/L1/.00000.kv.0123456789abcdef.tmp" "$store/m/objects/${key:0:2}/$key/.L0.kv.0123456789abcdef.tmp"
+    "$store/m/profiles/.default.0123456789abcdef.tmp" "$store/m/profiles/.$key.cgp.0123456789abcdef.tmp"
+    "$store/..cachegenfs-adopted.0123456789abcdef.tmp")
+mkdir -p "$store/m/profiles"
+touch -d '2 days ago' "${own[@]}" "${left[@]}"
+all_there() { ls -d "$@" > /dev/null; }
+none_there() { ! ls -d "$@" 2> /dev/null | grep .; }
 check "nothing is removed unasked" equal "$(objects '*.kv' | wc -l)" 24
 check "what no context names goes" ends_with 0 gc --remove
 check "what one names stays" equal "$(objects '*.kv' | wc -l)" 12
 check "folders are removed, too" equal "$(find "$store/m/objects" -mindepth 2 -type d | wc -l)" 4
-check "and what was left" [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
+check "and what was left" none_there "$store/m/.model.json.0123456789abcdef.tmp" "${left[@]}"
+check "not what users call so" all_there "${own[@]}"
+check "fsck leaves that, too" ends_with 0 fsck --repair
+check "it is there" all_there "${own[@]}"
 check "then there is no garbage" ends_with 0 gc --orphans
 check "the context is whole" "$chunk_files" verify "$store"/m/contexts/c2/L1/*.kv
 
 # A daemon removes what was left, too.
-touch -d '2 hours ago' "$store/m/.x.0123456789abcdef.tmp"
-touch "$store/m/.y.0123456789abcdef.tmp"
+touch -d '2 hours ago' "$store/m/.model.json.0123456789abcdef.tmp"
+touch "$store/m/.model.json.0000000000000000.tmp"
 touch -d '2 days ago' "$store/.cachegenfs-swept"
 mount_store
-check "a daemon removes what was left" wait_for 20 [ ! -e "$store/m/.x.0123456789abcdef.tmp" ]
-check "not what is being written" [ -e "$store/m/.y.0123456789abcdef.tmp" ]
+check "a daemon removes what was left" wait_for 20 [ ! -e "$store/m/.model.json.0123456789abcdef.tmp" ]
+check "not what is being written" [ -e "$store/m/.model.json.0000000000000000.tmp" ]
+check "nor what users call so" all_there "${own[@]}"
 unmount
 
 # Stores of another layout.

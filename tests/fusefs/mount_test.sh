@@ -297,10 +297,10 @@ check "which do not" equal "$(nices | head -n 1)" "$own"
 unmount
 "$chunk_files" make "$store/m/contexts/put" 1 100 3 # behind the daemon's back
 [ "$(id -u)" != 0 ] || chown -R 12345:23456 "$store/m"
-touch -d '2 days ago' "$store/m/contexts/put/.a.1.0123456789abcdef.tmp" "$store/m/contexts/put/.a" \
+touch -d '2 days ago' "$store/m/contexts/put/.tokens.0123456789abcdef.tmp" "$store/m/contexts/put/.a" \
     "$store/.cachegenfs-swept"
 mount_store -o attr_timeout=0,entry_timeout=0
-check "what a killed connector left goes" wait_for 20 [ ! -e "$store/m/contexts/put/.a.1.0123456789abcdef.tmp" ]
+check "what a killed connector left goes" wait_for 20 [ ! -e "$store/m/contexts/put/.tokens.0123456789abcdef.tmp" ]
 check "and nothing else" [ -e "$store/m/contexts/put/.a" ]
 check "contexts that came past the daemon are adopted" wait_for 20 sh -c '[ "$(find "$1/m/objects" -name "*.kv" | wc -l)" = 2 ]' sh "$store"
 unmount

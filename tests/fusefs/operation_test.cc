@@ -252,7 +252,7 @@ TEST_F(FsTest, WhatConnectorsLeftIsLookedForOnceADay)
         return n_removed;
     };
     const int64_t now = time(nullptr);
-    const std::string left = "m/.x.0123456789abcdef.tmp";
+    const std::string left = "m/.model.json.0123456789abcdef.tmp";
     store.write(left, Bytes{1});
     EXPECT_EQ(cg_left_due_s(store.fd, now), 0) << "never yet";
     EXPECT_EQ(remove(true), 0u);
