@@ -30,6 +30,11 @@ int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
     return error;
 }
 
+int cg_fs_getattr_root(cg_fs *fs, struct stat *attr_out, bool *is_old_out)
+{
+    return cg_root_stat_get(&fs->root_stat, fs->root_fd, attr_out, is_old_out);
+}
+
 bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node)
 {
     return S_ISDIR(node->type) || (S_ISREG(node->type) && node->control == CG_CONTROL_NONE &&

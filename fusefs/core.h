@@ -130,6 +130,14 @@ void cg_fs_keep(cg_fs *fs);
  * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns
  * at once. */
 void cg_fs_scrub(cg_fs *fs);
+/* Discards files that were being written by mknod when the kernel forgets them, until cg_fs_stop().
+ * For a thread of its own: without it cg_fs_forget() does so itself, and may have to wait for the
+ * store. */
+void cg_fs_discard(cg_fs *fs);
+
+/* Looks at the root for cg_fs_getattr_root(), until cg_fs_stop(). For a thread of its own. */
+void cg_fs_look_at_root(cg_fs *fs);
+
 /* Tells the kernel of changes that others make in the store (fusefs/watch.h), until cg_fs_stop().
  * For a thread of its own. Without a watch it returns at once. */
 void cg_fs_watch(cg_fs *fs);
@@ -173,6 +181,9 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
 
 /* Attributes. */
 int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out);
+/* The same of the root, also while the store hangs (fusefs/root_stat.h). *is_old_out: so it was at
+ * some time before the call. */
+int cg_fs_getattr_root(cg_fs *fs, struct stat *attr_out, bool *is_old_out);
 /* mask: CG_SET_...; times: attr->st_atim, st_mtim (tv_nsec may be UTIME_NOW). */
 int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask,
                   struct stat *attr_out);

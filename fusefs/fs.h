@@ -9,6 +9,7 @@
 #include "fusefs/control.h"
 #include "fusefs/core.h"
 #include "fusefs/metrics.h"
+#include "fusefs/root_stat.h"
 #include "fusefs/staging.h"
 #include "fusefs/strict.h"
 #include "fusefs/users.h"
@@ -51,6 +52,7 @@ struct cg_fs {
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
     cg_control control;
+    cg_root_stat root_stat;
     cg_nodes nodes;
     cg_staging staging;
     /* Held to read while a name is made or moved, from the moment at which its path decides which
@@ -59,12 +61,14 @@ struct cg_fs {
     cg_strict_budget budget;
     _Atomic bool is_stopping;
     pthread_mutex_t keep_lock; /* of keep_stop, which cg_fs_stop() signals */
-    pthread_cond_t keep_stop;
+    pthread_cond_t keep_stop;  /* also: of forgotten */
     cg_space space;
     cg_watch watch;
     cg_users pending_users;       /* each waiting file costs a descriptor */
     cg_fs_pending *pendings;      /* under the nodes' lock, as is the next */
     cg_fs_directory *directories; /* open now, the latest first */
+    cg_fs_pending *forgotten;     /* by the kernel, for cg_fs_discard(); under keep_lock */
+    bool has_discarder;           /* so is this */
     cg_metrics metrics;
     cg_log_quota log_quotas[CG_N_LOG_QUOTAS]; /* by uid; several share one if they must */
     pthread_mutex_t log_lock;                 /* of log_quotas; nothing is called under it */

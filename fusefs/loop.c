@@ -86,9 +86,21 @@ static bool is_open_for_writing(const struct fuse_in_header *header)
     return (open_in.flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY;
 }
 
+/* Requests that headers of older systems do not have. */
+enum { OPCODE_STATX = 52, OPCODE_COPY_FILE_RANGE_64 = 53 };
+
 static cg_lane lane_of(const struct fuse_in_header *header)
 {
     switch (header->opcode) {
+    case FUSE_INIT:
+    case FUSE_DESTROY:
+    case FUSE_FORGET:
+    case FUSE_BATCH_FORGET:
+    case FUSE_INTERRUPT:
+    /* libfuse answers these, which we do not have: ENOSYS. */
+    case FUSE_IOCTL:
+    case FUSE_POLL:
+    case OPCODE_STATX: return CG_LANE_FREE;
     case FUSE_LOOKUP:
         /* The one name of the root that is not the store's. */
         if (header->nodeid == FUSE_ROOT_ID &&
@@ -101,6 +113,9 @@ static cg_lane lane_of(const struct fuse_in_header *header)
                : is_open_for_writing(header) ? CG_LANE_CHANGE
                                              : CG_LANE_READ;
     case FUSE_GETATTR:
+        /* Does not wait for the store for long, nor for others at all (fusefs/root_stat.h). */
+        return header->nodeid == FUSE_ROOT_ID || is_control(header->nodeid) ? CG_LANE_FREE
+                                                                            : CG_LANE_READ;
     case FUSE_READLINK:
     case FUSE_READ:
     case FUSE_OPENDIR:
@@ -131,7 +146,8 @@ static cg_lane lane_of(const struct fuse_in_header *header)
     case FUSE_REMOVEXATTR:
     /* The last close of a file may adopt it, and discards what never became valid. */
     case FUSE_RELEASE: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
-    default: return CG_LANE_FREE; /* init, forget, interrupt and the like */
+    /* FUSE_COPY_FILE_RANGE_64, and what later kernels send: it may take as long as anything. */
+    default: return CG_LANE_CHANGE;
     }
 }
 
@@ -150,7 +166,9 @@ static cg_request request_of(const struct fuse_in_header *header)
     case FUSE_OPEN:
     case FUSE_CREATE: return CG_REQUEST_OPEN;
     case FUSE_READ: return CG_REQUEST_READ;
-    case FUSE_WRITE: return CG_REQUEST_WRITE;
+    case FUSE_WRITE:
+    case FUSE_COPY_FILE_RANGE:
+    case OPCODE_COPY_FILE_RANGE_64: return CG_REQUEST_WRITE;
     case FUSE_FLUSH:
     case FUSE_FSYNC: return CG_REQUEST_CLOSE;
     case FUSE_SETATTR:

@@ -77,6 +77,18 @@ static void *watch(void *fs)
     return NULL;
 }
 
+static void *look_at_root(void *fs)
+{
+    cg_fs_look_at_root(fs);
+    return NULL;
+}
+
+static void *discard(void *fs)
+{
+    cg_fs_discard(fs);
+    return NULL;
+}
+
 /* Without a watch the kernel trusts what it has for a second: slower, not wrong. */
 static void begin_watch(const cg_options *options, cg_mount *mount, const cg_fs_kernel *kernel,
                         const log_target *target)
@@ -112,24 +124,23 @@ static int serve(struct fuse_session *session, const cg_options *options, cg_met
     return result;
 }
 
-/* Answers requests until the end, beside the threads that keep, scrub and watch the store. Returns
- * the program's exit status. */
+/* Answers requests until the end, beside the threads that tend the store. Returns the program's
+ * exit status. */
 static int work(cg_mount *mount, const cg_options *options, log_target *target)
 {
-    pthread_t keeper, scrubber, watcher;
-    const bool is_kept = pthread_create(&keeper, NULL, keep, mount->fs) == 0,
-               is_scrubbed = pthread_create(&scrubber, NULL, scrub, mount->fs) == 0,
-               is_watched = pthread_create(&watcher, NULL, watch, mount->fs) == 0;
+    static void *(*const WORKS[])(void *fs) = {keep, scrub, watch, look_at_root, discard};
+    enum { N_WORKS = sizeof WORKS / sizeof WORKS[0] };
+    pthread_t threads[N_WORKS];
+    bool has_thread[N_WORKS];
+    for (int i = 0; i < N_WORKS; i++)
+        has_thread[i] = pthread_create(&threads[i], NULL, WORKS[i], mount->fs) == 0;
     const int result = serve(mount->session, options, cg_fs_metrics(mount->fs));
     if (result < 0)
         log_line(target, CG_LOG_ERROR, strerror(-result));
     cg_fs_stop(mount->fs);
-    if (is_kept)
-        pthread_join(keeper, NULL);
-    if (is_scrubbed)
-        pthread_join(scrubber, NULL);
-    if (is_watched)
-        pthread_join(watcher, NULL);
+    for (int i = 0; i < N_WORKS; i++)
+        if (has_thread[i])
+            pthread_join(threads[i], NULL);
     return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal that ends us is a good end */
 }
 

@@ -183,7 +183,16 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     const cg_mount *mount = cg_ops_mount(req);
     cg_fs_node *node = cg_ops_node(mount, ino);
     struct stat attr;
+    bool is_old = false;
     (void)fi;
+    if (ino == FUSE_ROOT_ID) {
+        const int error = cg_fs_getattr_root(mount->fs, &attr, &is_old);
+        if (is_old)
+            fuse_reply_attr(req, &attr, 0);
+        else
+            reply_attr(req, error, node, &attr);
+        return;
+    }
     reply_attr(req, cg_fs_getattr(mount->fs, node, &attr), node, &attr);
 }
 

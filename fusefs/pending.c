@@ -242,8 +242,45 @@ void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
     /* Only with the last look-up: until then an NFS client may still write to the file. */
     cg_fs_pending *pending = node->n_lookups <= n_lookups ? take_stay(node->pending) : NULL;
     pthread_mutex_unlock(&fs->nodes.lock);
-    if (pending != NULL)
+    if (pending == NULL)
+        return;
+    pthread_mutex_lock(&fs->keep_lock);
+    const bool is_left = fs->has_discarder;
+    if (is_left) {
+        pending->next_forgotten = fs->forgotten;
+        fs->forgotten = pending;
+        pthread_cond_broadcast(&fs->keep_stop);
+    }
+    pthread_mutex_unlock(&fs->keep_lock);
+    if (!is_left)
         cg_pending_put(fs, pending);
+}
+
+/* keep_lock is held; not while a file is put. */
+static void put_forgotten(cg_fs *fs)
+{
+    cg_fs_pending *first = fs->forgotten;
+    fs->forgotten = NULL;
+    pthread_mutex_unlock(&fs->keep_lock);
+    for (cg_fs_pending *next; first != NULL; first = next) {
+        next = first->next_forgotten;
+        cg_pending_put(fs, first);
+    }
+    pthread_mutex_lock(&fs->keep_lock);
+}
+
+void cg_fs_discard(cg_fs *fs)
+{
+    pthread_mutex_lock(&fs->keep_lock);
+    fs->has_discarder = true;
+    while (!fs->is_stopping) {
+        if (fs->forgotten == NULL)
+            pthread_cond_wait(&fs->keep_stop, &fs->keep_lock);
+        put_forgotten(fs);
+    }
+    fs->has_discarder = false;
+    put_forgotten(fs);
+    pthread_mutex_unlock(&fs->keep_lock);
 }
 
 void cg_pending_cancel(cg_fs *fs, cg_fs_pending *pending)

@@ -35,6 +35,7 @@ struct cg_fs_pending {
     bool stays; /* made by mknod: one user more, until the kernel forgets it (NFS has no close) */
     uint32_t n_users;
     cg_fs_pending *next;
+    cg_fs_pending *next_forgotten; /* of those that the kernel forgot, and nobody has put yet */
 };
 
 /* Makes a new file that will be `name` in parent (dir_fd), with one look-up of its node and one
@@ -51,7 +52,7 @@ bool cg_pending_is_waiting(cg_fs *fs, const cg_fs_node *parent, const char *name
 cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node);
 /* Takes a user away; the last one discards a file that is still waiting. */
 void cg_pending_put(cg_fs *fs, cg_fs_pending *pending);
-/* The kernel forgets the node. */
+/* The kernel forgets the node. Touches no file, if cg_fs_discard() runs: that puts what is left. */
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
 
 /* Ends the waiting: the file is of this state from now on. The gate must be in CHECKING. Returns

@@ -158,6 +158,7 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
         cg_control_destroy(&fs->control);
         goto fail;
     }
+    cg_root_stat_init(&fs->root_stat, &root);
     *fs_out = fs;
     return 0;
 fail:
@@ -196,6 +197,7 @@ void cg_fs_free(cg_fs *fs)
     cg_pending_discard_all(fs); /* first: they pin nodes and lie in the staging directory */
     cg_nodes_destroy(&fs->nodes);
     cg_control_destroy(&fs->control);
+    cg_root_stat_destroy(&fs->root_stat);
     close_all(fs);
     free(fs);
 }
@@ -208,6 +210,12 @@ void cg_fs_stop(cg_fs *fs)
     pthread_cond_broadcast(&fs->keep_stop);
     pthread_mutex_unlock(&fs->keep_lock);
     cg_watch_stop(&fs->watch);
+    cg_root_stat_stop(&fs->root_stat);
+}
+
+void cg_fs_look_at_root(cg_fs *fs)
+{
+    cg_root_stat_run(&fs->root_stat, fs->root_fd);
 }
 
 int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel)

@@ -29,29 +29,55 @@ mkdir "$mnt/m"
 for i in $(seq 60); do
     echo "$i" > "$mnt/m/$i"
 done
-cd "$mnt/.cachegenfs" || exit 1
+# Sixty copies within the mount, as cp makes them: with both files open before it hangs.
+copy_all='
+import os, sys, threading
+folder, go = sys.argv[1:]
+pairs = [(os.open(f"{folder}/{i}", os.O_RDONLY), os.open(f"{folder}/copy{i}", os.O_WRONLY | os.O_CREAT, 0o644))
+         for i in range(1, 61)]
+def copy(source, target):
+    assert os.copy_file_range(source, target, 100) > 0
+threads = [threading.Thread(target=copy, args=pair) for pair in pairs]
+with open(go, "w") as ready:
+    ready.write("open\n")
+with open(go) as wait:
+    wait.read()
+for thread in threads:
+    thread.start()
+'
+mkfifo "$tmp/go"
+python3 -c "$copy_all" "$mnt/m" "$tmp/go" &
+clients+=($!)
+read -r _ < "$tmp/go"
+waiting=/sys/fs/fuse/connections/$(mountpoint -d "$mnt" | cut -d: -f2)/waiting
+so_many_wait() { [ "$(cat "$waiting")" -ge "$1" ]; }
 kill -STOP "$below_daemon"
+echo go > "$tmp/go"
+[ ! -e "$waiting" ] || check "sixty copies wait" wait_for 20 so_many_wait 60
 for i in $(seq 60); do
     { echo new > "$mnt/m/new$i"; } 2> /dev/null &
     clients+=($!)
     cat "$mnt/m/$i" > /dev/null 2>&1 &
     clients+=($!)
 done
-# Until many are under way. No new shell here: it would look for its folder, through the root.
+# Until many are under way.
 many_threads() {
     set -- "/proc/$daemon/task/"*
     [ $# -ge 20 ]
 }
 wait_for 10 many_threads
-check "metrics answer while the store hangs" timeout 20 grep -q cachegenfs_opens_total ./metrics
-check "the version, too" timeout 20 grep -q cachegenfs ./version
-cd "$tmp" || exit 1
+[ ! -e "$waiting" ] || check "and all others" wait_for 20 so_many_wait 180
+check "metrics answer while the store hangs" timeout 20 grep -q cachegenfs_opens_total "$mnt/.cachegenfs/metrics"
+check "the version, too" timeout 20 cat "$mnt/.cachegenfs/version"
+check "the root has attributes" timeout 20 stat "$mnt"
 kill -CONT "$below_daemon"
 for client in "${clients[@]}"; do
     wait "$client"
 done
 clients=()
-check "everything that waited was done" equal "$(ls "$mnt/m" | wc -l)" 120
+check "everything that waited was done" equal "$(ls "$mnt/m" | wc -l)" 180
+check "copies, too" equal "$(cat "$mnt"/m/copy* | sort -n | tr '\n' ' ')" "$(seq 60 | tr '\n' ' ')"
+check "the root is as it is now" equal "$(mkdir "$mnt/new" && stat -c %h "$mnt")" 5
 check "and is right" equal "$(cat "$mnt"/m/new* | sort | uniq -c | tr -s ' ')" " 60 new"
 # By number 0, read(2), of x86-64. Two are enough: one works, and one waits meanwhile.
 few_read() {
@@ -67,14 +93,12 @@ mkdir "$tmp/other" "$tmp/other_mnt"
 "$cachegenfs" "$tmp/other" "$tmp/other_mnt" -f 2>> "$tmp/log" &
 other_daemon=$!
 wait_for 20 test -e "$tmp/other_mnt/.cachegenfs/version"
-waiting=/sys/fs/fuse/connections/$(mountpoint -d "$mnt" | cut -d: -f2)/waiting
-all_wait() { [ "$(cat "$waiting")" -ge 8 ]; }
 kill -STOP "$below_daemon"
 for i in $(seq 8); do
     { ! echo more > "$mnt/m/more$i"; } 2> /dev/null &
     clients+=($!)
 done
-[ ! -e "$waiting" ] || check "eight wait" wait_for 20 all_wait
+[ ! -e "$waiting" ] || check "eight wait" wait_for 20 so_many_wait 8
 check "another store's mount works meanwhile" timeout 20 sh -c 'echo 1 > "$1/x" && [ "$(cat "$1/x")" = 1 ]' sh "$tmp/other_mnt"
 check "the mount whose store hangs is taken away" timeout 20 umount -f -l "$mnt"
 failed=0

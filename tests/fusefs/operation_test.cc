@@ -9,9 +9,11 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <set>
+#include <thread>
 
 using namespace cg_test;
 
@@ -271,6 +273,54 @@ TEST_F(FsTest, WhatConnectorsLeftIsLookedForOnceADay)
     EXPECT_GT(cg_left_due_s(store.fd, time(nullptr) + 60), 0) << "noted anew";
     EXPECT_EQ(fs.look(CG_LEFT_SWEPT_FILE), ENOENT);
     EXPECT_EQ(fs.put(CG_LEFT_SWEPT_FILE, {1}), EPERM);
+}
+
+TEST_F(FsTest, ForgettingTouchesNoFile)
+{
+    const auto me = std::this_thread::get_id();
+    std::atomic<int> n_mine{0}, n_others{0};
+    std::thread discarder([this] { cg_fs_discard(fs.fs); });
+    {
+        CloseHook hook([&] { (std::this_thread::get_id() == me ? n_mine : n_others)++; });
+        /* Until the thread is there, who forgets does it all. */
+        for (int i = 0; n_others == 0; i++) {
+            cg_fs_entry entry;
+            const std::string name = std::to_string(10000 + i % 1000) + ".kv";
+            ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), name.c_str(), S_IFREG | 0644, 0,
+                                  &entry),
+                      0);
+            n_mine = 0;
+            cg_fs_forget(fs.fs, entry.node, 1);
+            while (n_mine == 0 && n_others == 0)
+                std::this_thread::yield();
+        }
+        EXPECT_EQ(n_mine, 0);
+    }
+    cg_fs_stop(fs.fs);
+    discarder.join();
+    EXPECT_EQ(fs.metric("files_pending"), 0u);
+}
+
+TEST_F(FsTest, RootIsAsItIsWhenItIsAskedFor)
+{
+    std::thread looker([this] { cg_fs_look_at_root(fs.fs); });
+    for (int i = 0; i < 300; i++) {
+        struct stat attr, now;
+        bool is_old;
+        ASSERT_EQ(::mkdir((store.path + "/folder" + std::to_string(i)).c_str(), 0700), 0);
+        ASSERT_EQ(cg_fs_getattr_root(fs.fs, &attr, &is_old), 0);
+        ASSERT_EQ(fstat(store.fd, &now), 0);
+        if (!is_old) { /* on a machine that is busy for more than a second it may be */
+            EXPECT_EQ(attr.st_nlink, now.st_nlink);
+            EXPECT_EQ(attr.st_mtim.tv_nsec, now.st_mtim.tv_nsec);
+        }
+    }
+    cg_fs_stop(fs.fs);
+    looker.join();
+    struct stat attr;
+    bool is_old;
+    EXPECT_EQ(cg_fs_getattr_root(fs.fs, &attr, &is_old), 0);
+    EXPECT_FALSE(is_old);
 }
 
 class LanesTest : public testing::Test
