@@ -801,12 +801,31 @@ class OtherTierTest(unittest.TestCase):
         n_computed = n_local + n_foreign
         return made.step(step_of(name, n_computed, n_scheduled or 200 - n_computed)).saves
 
-    def test_what_is_computed_after_it_is_stored_as_lossy(self):
-        made = scheduler(Store())
-        (save,) = self.saves(made, "r", n_foreign=64)
-        self.assertEqual((save.from_token, save.prefix_level), (64, 3))
-        (save,) = self.saves(made, "s", n_local=128)  # which hits what "r" has left in vLLM's own cache
-        self.assertEqual((save.from_token, save.prefix_level), (128, 3))
+    # vLLM asks whether the other one's load has failed only when saves have begun.
+    def test_of_a_request_that_it_brings_tokens_for_nothing_is_stored(self):
+        for unknown_level in (0, 3):
+            for n_foreign in (64, 80):
+                made = scheduler(Store(), unknown_level=unknown_level)
+                self.assertEqual(self.saves(made, "r", n_foreign=n_foreign, n_scheduled=64), [])
+                again = made.step(step_of("r", 0, 200, is_new=False))  # the load had failed
+                self.assertEqual(again.saves, [])
+
+    def test_what_is_computed_after_what_it_has_left_in_vllms_cache_is_stored_as_lossy(self):
+        for unknown_level in (3, 0):  # 0: nothing lossy is ever loaded
+            made = scheduler(Store(), unknown_level=unknown_level)
+            self.saves(made, "r", n_foreign=64)
+            (save,) = self.saves(made, "s", n_local=128)
+            self.assertEqual((save.from_token, save.prefix_level), (128, unknown_level))
+
+    def test_nor_is_anything_where_it_brings_more_than_this_connector_loads(self):
+        for n_foreign, n_saves in ((0, 1), (16, 0)):
+            made = scheduler(Store(hit=64))
+            self.assertEqual(made.matched_tokens(request(), 0), (64, True))
+            made.update_after_alloc(request(), blocks(13), 64)
+            made.step(step_of(None, 0, 0))
+            made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}))
+            made.update_after_alloc(request(), blocks(13), 0)
+            self.assertEqual(len(made.step(step_of("r", 64 + n_foreign, 100)).saves), n_saves)
 
     def test_what_this_engine_computes_is_exact(self):
         made = scheduler(Store())
@@ -814,13 +833,6 @@ class OtherTierTest(unittest.TestCase):
         self.assertEqual((save.from_token, save.to_token, save.prefix_level), (0, 192, 0))
         (save,) = self.saves(made, "s", n_local=128)
         self.assertEqual((save.from_token, save.prefix_level), (128, 0))
-
-    def test_so_is_all_where_nothing_lossy_is_ever_loaded(self):
-        (save,) = self.saves(scheduler(Store(), unknown_level=0), "r", n_foreign=64)
-        self.assertEqual(save.prefix_level, 0)
-
-    def test_a_chunk_that_another_tier_has_begun_is_not_encoded(self):
-        self.assertEqual(self.saves(scheduler(Store()), "r", n_foreign=80), [])
 
     def test_what_this_connector_has_loaded_is_of_its_level(self):
         made = scheduler(Store(hit=128))

@@ -348,6 +348,11 @@ class Scheduler:
     def _begin(self, state, block_ids, n_computed):
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it computes."""
         state.has_begun = True
+        n_own = state.local_tokens if state.load is None else state.load.to_token
+        if n_computed > n_own:
+            # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then this
+            # step has computed on garbage, and would have stored it.
+            state.saved_last = True
         n_there = n_blocks(n_computed, self.library.block_tokens)
         self._inherit_level(state, block_ids[:n_there])
         self._provenance.mark(block_ids[n_there:], state.level, loaded=False)
