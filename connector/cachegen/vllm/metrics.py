@@ -3,6 +3,7 @@
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from cachegen import abi
+from cachegen.vllm.guard import Failures, guarded, nothing
 
 # Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first token
 # came within their budget, or later, and requests that waited for another one's load of the same.
@@ -101,6 +102,7 @@ class PromMetrics(KVConnectorPromMetrics):
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self.failures = Failures()
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
         for counter in (*abi.Stats().as_dict(), *OWN_COUNTERS):
@@ -168,6 +170,7 @@ class PromMetrics(KVConnectorPromMetrics):
             if found:
                 gauges[engine_idx].set(sum(found))
 
+    @guarded(nothing)  # vLLM calls it where it hands answers to clients
     def observe(self, transfer_stats_data, engine_idx=0):
         if states := transfer_stats_data.get(STATE):
             self._show_state(states, engine_idx)
