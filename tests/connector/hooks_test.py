@@ -37,7 +37,7 @@ from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import GPU, IDLE_WAIT_S, STAGING, Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, IDLE_WAIT_S, LOADS, STAGING, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -781,6 +781,15 @@ class MeasureTest(unittest.TestCase):
         metrics.observe({"budget_met": 3, "loads": 0})
         self.assertEqual(shown("budget_met_total"), 3)
 
+    def test_statistics_that_are_not_known_stop_no_answers(self):
+        registry = prometheus_client.CollectorRegistry()
+        metrics = prometheus_metrics(registry)
+        with self.assertLogs(guard.logger, "ERROR"):
+            metrics.observe({"loads": 1}, engine_idx=7)
+            metrics.observe({"observed": {"of a later release": [1]}})
+        metrics.observe({"loads": 1})
+        self.assertEqual(registry.get_sample_value("vllm:cachegen_loads_total", {"engine": "0"}), 1)
+
     def test_the_readme_has_every_metric_under_the_name_that_prometheus_shows(self):
         registry = prometheus_client.CollectorRegistry()
         prometheus_metrics(registry)
@@ -860,7 +869,7 @@ class OutageTest(unittest.TestCase):
 
         for kind in ("failing loads", "failing saves"):
             running = {"loads_running": int(kind == "failing loads"), "saves_running": int(kind == "failing saves")}
-            for status, state in ((5, kind), (0, "up")):
+            for status, state in ((abi.IO, kind), (0, "up")):
                 self.assertEqual(state_after(kind, status), (state, {**running, "staging_bytes": 7}))
         self.assertEqual(worker.levels(), {"loads_running": 0, "saves_running": 0, "staging_bytes": 7})
         worker.outages.failed(STAGING, "is no reason")
@@ -871,6 +880,31 @@ class OutageTest(unittest.TestCase):
         made = connector(scheduler=types.SimpleNamespace(library=library, outages=Outages()))
         made.scheduler.outages.failed(LOOKUPS, "are one, too")
         self.assertEqual(made._state(), LOOKUPS)
+
+    def test_loads_that_fail_while_the_store_works_are_no_outage(self):
+        progress = abi.Progress(done=1, loaded_tokens=16)
+        cg = types.SimpleNamespace(
+            load_poll=lambda _: progress, load_free=lambda _: None, load_cancel=lambda _: None, strerror=str,
+            load_levels=lambda *_: b"",
+        )  # fmt: skip
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+
+        def after(status, bytes_read=0, failed_levels=1, finished=frozenset()):
+            progress.status, progress.bytes_read, progress.failed_levels = status, bytes_read, failed_levels
+            worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
+            worker.finished_loads(set(finished), False)
+            return worker.outages.under_way()
+
+        lossy_prefix, corrupt = 33, 21
+        for what in (
+            (abi.NOT_FOUND,), (lossy_prefix, 100), (corrupt, 100), (abi.TIMED_OUT, 100), (abi.TIMED_OUT, 0, 0),
+            (abi.IO, 0, 1, {"r"}),
+        ):  # fmt: skip
+            self.assertEqual(after(*what), [], what)
+        for status in (abi.IO, abi.PERMISSION, abi.DEVICE, abi.TIMED_OUT):
+            self.assertEqual(after(status), [LOADS], status)
+            self.assertEqual(after(abi.NOT_FOUND), [LOADS], "nothing was read")
+            self.assertEqual(after(abi.NOT_FOUND, 100), [])
 
     def test_weights_in_doubt_are_a_reason(self):
         weights = types.SimpleNamespace(doubt="unchecked weights")

@@ -1057,12 +1057,13 @@ class LogTest(unittest.TestCase):
         seen = []
         with self.assertLogs("vllm.cachegen", "INFO") as log:
             # Errors, then a store that is not asked any more.
-            for n_lookups, n_errors, n_skipped in ((1, 0, 0), (2, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 1)):
+            # At last one that has waited too long for others.
+            for n_lookups, n_errors, n_skipped in ((1, 0, 0), (2, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 1), (5, 3, 2)):
                 stats = {"lookups": n_lookups, "lookup_errors": n_errors, "lookups_skipped": n_skipped, "staging_bytes": 0}
                 made.library.cg.get_stats = lambda stats=stats: types.SimpleNamespace(as_dict=lambda: stats)
                 made.counters()
                 seen.append(bool(made.outages.under_way()))
-        self.assertEqual(seen, [False, True, True, True, False])
+        self.assertEqual(seen, [False, True, True, True, False, False])
         self.assertEqual(len(log.output), 2)
 
 

@@ -77,7 +77,7 @@ class Scheduler:
         self._n_shared = 0  # requests that waited for the load of another one
         self._after_load_ns = 0  # that the engine takes from a load's end to the first token
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
-        self._counted = 0, 0  # look-ups, errors of look-ups
+        self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
         self._adapters, self._adapter_blocks = AskedAdapters(library.rank.n_ranks), AdapterBlocks()
         self._arrivals = Arrivals()
@@ -582,12 +582,13 @@ class Scheduler:
 
     def counters(self):
         stats = self.library.cg.get_stats().as_dict()
-        n_lookups, n_errors = stats["lookups"], stats["lookup_errors"] + stats["lookups_skipped"]
+        # A look-up that is skipped says nothing: the store does not answer, which is known from errors, or others were first.
+        n_answers, n_errors = stats["lookups"] - stats["lookups_skipped"], stats["lookup_errors"]
         if n_errors > self._counted[1]:
             self.outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")
-        elif n_lookups > self._counted[0]:
+        elif n_answers > self._counted[0]:
             self.outages.worked(LOOKUPS)
-        self._counted = n_lookups, n_errors
+        self._counted = n_answers, n_errors
         stats.pop("staging_bytes")
         own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._n_shared}
         return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}

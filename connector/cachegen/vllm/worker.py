@@ -24,8 +24,17 @@ from cachegen.vllm.metrics import OWN_COUNTERS
 
 # Kinds of outages.
 LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
+OUTAGES = (abi.IO, abi.PERMISSION, abi.NO_MEMORY, abi.DEVICE)
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
 COPY_WAIT_S = 0.005  # a step for all copies that are in its way
+
+
+def _is_outage(progress):
+    """Whether a load says that the store, or this host, does not work. Other failures are a chunk's (damaged, evicted since
+    the look-up, computed on too lossy a prefix), or a choice: late chunks are computed where that is faster."""
+    # Where a load was given up for being slower no chunk is to blame.
+    is_silent = progress.status == abi.TIMED_OUT and progress.bytes_read == 0 and progress.failed_levels != 0
+    return progress.status in OUTAGES or is_silent
 
 
 class Worker:
@@ -299,14 +308,16 @@ class Worker:
         if not progress.done:
             return None
         loaded = min(max(progress.loaded_tokens, plan.from_token), plan.to_token)
-        if progress.status == abi.OK:
-            self.outages.worked(LOADS)
-        elif not is_cancelled:
+        if is_cancelled:
+            pass
+        elif _is_outage(progress):
             self.outages.failed(
                 LOADS,
                 f"request {plan.req_id}: {loaded - plan.from_token} of {plan.to_token - plan.from_token} tokens loaded, "
                 f"the rest is recomputed: {cg.strerror(progress.status)}",
             )
+        elif progress.status == abi.OK or progress.bytes_read:
+            self.outages.worked(LOADS)
         report = LoadReport(
             loaded,
             progress.worst_level,
