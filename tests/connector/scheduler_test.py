@@ -1192,8 +1192,9 @@ class RanksTest(unittest.TestCase):
 class CongestionTest(unittest.TestCase):
     """What a congested load brought does not outlive its request in vLLM's own prefix cache."""
 
-    def evicted(self, level, keep_level=2):
-        """Of a request that loads 8 blocks and computes the other 5."""
+    def evicted(self, level, keep_level=2, preempted=None):
+        """Of a request that loads 8 blocks and computes the other 5. preempted: it is when it ends, and has asked again or
+        not."""
         made = scheduler(Store(hit=128), keep_level=keep_level)
         made.matched_tokens(request(), 0)
         made.update_after_alloc(request(), blocks(8), 128)
@@ -1201,11 +1202,37 @@ class CongestionTest(unittest.TestCase):
         made.take_report(WorkerReport(loads={"r": LoadReport(128, level)}))
         made.update_after_alloc(request(), blocks(13), 0)
         made.step(step_of("r", 128, 72))
-        made.finish(request(), list(range(1, 14)))
+        grows = step_of("r", 200, 1, n_blocks=14, is_new=False)
+        grows.scheduled_cached_reqs.new_block_ids = [([14],)]
+        made.step(grows)
+        if preempted == "asks again":
+            made.library.cg.hit = 0
+            made.matched_tokens(request(), 0)
+        made.finish(request(), list(range(1, 15)) if preempted is None else [])
         return made.kv_cache_manager.evicted
 
     def test_what_is_worse_than_the_floor_goes_with_all_that_was_computed_after_it(self):
-        self.assertEqual(self.evicted(level=3), set(range(1, 14)))
+        self.assertEqual(self.evicted(level=3), set(range(1, 15)))
+
+    def test_also_where_the_request_is_aborted_while_it_is_preempted(self):
+        for preempted in ("waits", "asks again"):
+            self.assertEqual(self.evicted(level=3, preempted=preempted), set(range(1, 15)), preempted)
+            self.assertEqual(self.evicted(level=2, preempted=preempted), set())
+
+    def test_blocks_that_others_have_had_meanwhile_stay(self):
+        made = scheduler(Store(hit=128))
+        made.matched_tokens(request(), 0)
+        made.update_after_alloc(request(), blocks(8), 128)
+        made.step(step_of(None, 0, 0))
+        made.take_report(WorkerReport(loads={"r": LoadReport(128, 3)}))
+        made.update_after_alloc(request(), blocks(13), 0)
+        made.step(step_of("r", 128, 72))
+        made.library.cg.hit = 0
+        made.matched_tokens(request("s"), 0)  # gets the first 4 of the blocks, as "r" is preempted
+        made.update_after_alloc(request("s"), blocks(4), 0)
+        made.step(step_of("s", 0, 64, n_blocks=4))
+        made.finish(request(), [])
+        self.assertEqual(made.kv_cache_manager.evicted, set(range(5, 14)))
 
     def test_what_is_good_enough_stays(self):
         self.assertEqual([self.evicted(2), self.evicted(0), self.evicted(3, keep_level=3)], [set()] * 3)

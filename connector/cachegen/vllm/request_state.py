@@ -34,6 +34,7 @@ class RequestState:
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
     has_unknown: bool = False  # among that is what another tier may have brought
+    worse_blocks: set[int] = field(default_factory=set)  # that it had, also before it was preempted, with KV below keep_level
     load: LoadPlan | None = None
     loaded: LoadReport | None = None  # what the ranks that have ended it said of load
     load_ended_ns: int = 0

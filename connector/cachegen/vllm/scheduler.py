@@ -356,6 +356,11 @@ class Scheduler:
         n_there = n_blocks(n_computed, self.library.block_tokens)
         self._inherit_level(state, block_ids[:n_there])
         self._provenance.mark(block_ids[n_there:], state.level, loaded=False)
+        self._remember_worse(state, block_ids)
+
+    def _remember_worse(self, state, block_ids):
+        if state.level > self.library.keep_level and not state.has_unknown:
+            state.worse_blocks.update(block_ids)
 
     def step(self, scheduler_output):
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
@@ -416,6 +421,7 @@ class Scheduler:
         elif new_blocks:
             self._adapter_blocks.mark(new_blocks[0], state.adapter_key)
             self._provenance.mark(new_blocks[0], state.level, loaded=False)
+            self._remember_worse(state, new_blocks[0])
         n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
         if state.awaits_first_token and n_after >= len(state.tokens):
             self._first_tokens.append(state)
@@ -559,11 +565,11 @@ class Scheduler:
     @guarded(nothing)
     def _leave_no_worse(self, state, block_ids):
         """What was loaded worse than keep_level, and what was computed after it, is not left in vLLM's own prefix cache:
-        the next request with this prefix loads it anew, and better if the link is free by then."""
-        if state.level > self.library.keep_level and not state.has_unknown:
-            worse = self._provenance.worse_than(self.library.keep_level, block_ids)
-            if worse:
-                self.kv_cache_manager.evict_blocks(worse)  # from the table of hashes only: they may be in use
+        the next request with this prefix loads it anew, and better if the link is free by then. A request that is preempted
+        has no blocks, but what it left is there."""
+        self._remember_worse(state, block_ids)
+        if worse := self._provenance.worse_than(self.library.keep_level, state.worse_blocks):
+            self.kv_cache_manager.evict_blocks(worse)  # from the table of hashes only: they may be in use
 
     def reset(self):
         """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed before
