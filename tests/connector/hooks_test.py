@@ -544,6 +544,35 @@ class AdapterTest(unittest.TestCase):
                     self.assertEqual(self.end_load(), {5, 6})
                 self.assertEqual(self.save("another"), 0)
 
+    def read_anew(self):
+        """vLLM reads the adapter, and reads it again."""
+        for number in (1, 2, 1):
+            self.manager.add_adapter(self.lora(number=number))
+        self.worker.finished_loads(set(), False)
+        return self.worker.take_bad_blocks()
+
+    def test_blocks_that_others_have_had_since_a_preemption_are_not_bad(self):
+        for overwritten, bad in ((set(), {5, 6}), ({6, 7}, {5}), ({5, 6}, set()), (None, {5, 6})):
+            with self.subTest(overwritten):
+                self.setUp()
+                self.load(self.answer(self.lora()))
+                self.end_load()
+                self.worker.submit(Metadata(overwritten=overwritten))
+                self.assertEqual(self.read_anew(), bad)
+
+    def test_what_the_load_and_its_own_request_write_is_none_of_that(self):
+        identity = self.answer(self.lora())
+        for to_token, overwritten, bad in ((32, {5, 6}, {5, 6}), (24, {6}, {5}), (8, {5}, {5})):
+            with self.subTest(to_token):
+                plan = LoadPlan("r", 0, to_token, [5, 6][: -(-to_token // 16)], b"", (1, identity))
+                self.worker.submit(Metadata(loads=[plan], overwritten={5, 6}))  # it gets the blocks
+                self.end_load()
+                if to_token % 16:
+                    self.worker.submit(Metadata(overwritten=overwritten))  # computes what follows in the last block
+                self.assertEqual(self.read_anew(), bad)
+                self.manager.loaded = {}
+                identity = self.answer(self.lora())
+
     def test_what_was_read_ahead_anew_and_is_another_content_does_so_too(self):
         identity = self.answer(self.lora())
         self.load(identity)

@@ -61,7 +61,8 @@ class Worker:
         self._on_gpu = self._is_off = False
         self._adapters = None  # HeldAdapters, where the engine has any and they can be told apart
         self._asked_adapters: list = []  # that nothing can be told of
-        self._adapted_loads: dict[str, LoadPlan] = {}  # with an adapter, of requests that are not over
+        # With an adapter, of requests that are not over; and of its blocks those that hold what was loaded.
+        self._adapted_loads: dict[str, tuple[LoadPlan, set[int]]] = {}
 
     def register(self, kv_caches, vllm_config):
         """Unsupported, abi.CachegenError."""
@@ -99,6 +100,7 @@ class Worker:
             return
         self._submitted = metadata
         self._await_copies(metadata.overwritten)
+        self._forget_adapted(metadata.overwritten or set())
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
@@ -160,12 +162,21 @@ class Worker:
             if not self._adapters.holds(plan.adapter):
                 self._never_started(plan)
                 return
-            self._adapted_loads[plan.req_id] = plan
+            self._adapted_loads[plan.req_id] = plan, set(plan.block_ids[plan.from_token // self._block_tokens :])
         block_ids = kernel_blocks(plan.block_ids, self._n_kernel_blocks)
         load = self.library.cg.load_start(
             self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
         )
         self.loads[plan.req_id] = plan, load
+
+    def _forget_adapted(self, overwritten):
+        """Blocks that a preempted request had are others' by now: nothing that was loaded for it is in them."""
+        for req_id, (plan, held) in list(self._adapted_loads.items()):
+            # To a last block that was loaded in part its own request writes, too: alone it says nothing.
+            if plan.to_token // self._block_tokens > plan.from_token // self._block_tokens:
+                held -= overwritten
+                if not held:
+                    del self._adapted_loads[req_id]
 
     def _nothing_is_held(self, adapter):
         self._asked_adapters.append(adapter.lora_int_id)
@@ -185,7 +196,7 @@ class Worker:
             return
         taken = [(lora.lora_int_id, lora.lora_name, identity) for lora, identity in self._adapters.take_taken()]
         self._report.taken += taken
-        for req_id, plan in list(self._adapted_loads.items()):
+        for req_id, (plan, held) in list(self._adapted_loads.items()):
             number, identity = plan.adapter
             if all(found == identity for other, _, found in taken if other == number):
                 continue
@@ -193,7 +204,7 @@ class Worker:
             if req_id in self.loads:
                 self._void_loads.add(req_id)
             else:
-                self._bad_blocks.update(plan.block_ids[plan.from_token // self._block_tokens :])
+                self._bad_blocks.update(held)
 
     def start_saves(self, metadata):
         """After the step's forward."""
