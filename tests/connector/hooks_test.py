@@ -573,6 +573,21 @@ class AdapterTest(unittest.TestCase):
                 self.manager.loaded = {}
                 identity = self.answer(self.lora())
 
+    def test_what_is_still_copied_when_a_load_becomes_void_is_cut(self):
+        identity, cut = self.answer(self.lora()), []
+        self.load(identity)
+        self.end_load()
+        cg = self.worker.library.cg
+        cg.save_start, cg.save_cut = (lambda *_, **__: "save"), cut.append
+        cg.save_poll = lambda save: types.SimpleNamespace(done=0, copied=save in cut)
+        plan = SavePlan("r", array.array("I"), b"", b"", 32, 64, 0, False, [5, 6, 7, 8], None, (1, identity))
+        self.worker.start_saves(Metadata(saves=[plan]))
+        with mock.patch("cachegen.vllm.worker.COPY_WAIT_S", 0):
+            self.worker.finished_loads(set(), False)
+            self.assertEqual(cut, [])
+            self.assertEqual(self.read_anew(), {5, 6})
+        self.assertEqual(cut, ["save"])
+
     def test_what_was_read_ahead_anew_and_is_another_content_does_so_too(self):
         identity = self.answer(self.lora())
         self.load(identity)

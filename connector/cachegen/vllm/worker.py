@@ -196,6 +196,7 @@ class Worker:
             return
         taken = [(lora.lora_int_id, lora.lora_name, identity) for lora, identity in self._adapters.take_taken()]
         self._report.taken += taken
+        n_bad = len(self._bad_blocks)
         for req_id, (plan, held) in list(self._adapted_loads.items()):
             number, identity = plan.adapter
             if all(found == identity for other, _, found in taken if other == number):
@@ -205,6 +206,9 @@ class Worker:
                 self._void_loads.add(req_id)
             else:
                 self._bad_blocks.update(held)
+        if len(self._bad_blocks) > n_bad:
+            # vLLM recomputes them, and what follows them, in their place; of saves that still read there half would be new.
+            self._await_copies(None)
 
     def start_saves(self, metadata):
         """After the step's forward."""
