@@ -94,7 +94,9 @@ cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
 
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
+    /* What was planned refers to it, and it may be gone before the next plan. */
     plan->is_stale = true;
+    plan->n_items = plan->next_extent = plan->planned.n_extents = 0;
     for (cg_stream **at = &plan->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;

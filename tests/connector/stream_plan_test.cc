@@ -404,6 +404,26 @@ TEST_F(StreamPlanTest, ARemovedStreamIsNotReadAndOthersAre)
     EXPECT_EQ(b.s.chunks[0].state, CG_STREAM_WAITING);
 }
 
+// A plan of so many chunks stands for a while, but not for a stream that is gone.
+TEST_F(StreamPlanTest, ARemovedStreamIsForgottenAtOnce)
+{
+    Stream a(40), b(40);
+    link(1e9);
+    add(&a);
+    add(&b);
+    const uint64_t id = next()->id;
+    plan.check_ns = NEVER; // as once it was looked for what is hopeless
+    ended(id, true, MS);
+    ASSERT_EQ(next(MS)->stream, &a.s);
+    EXPECT_EQ(plan.planned_at_ns, 0u) << "the plan stands";
+    cg_stream_plan_remove(&plan, &a.s);
+    ended(2, true, MS);
+    cg_stream_destroy(&a.s);
+    const cg_stream_read *read = next(2 * MS);
+    ASSERT_NE(read, nullptr);
+    EXPECT_EQ(read->stream, &b.s);
+}
+
 TEST_F(StreamPlanTest, OtherPoliciesReadOneLevelAChunkAndDecideAnewWhenTheLinkWasMeasured)
 {
     const struct {
@@ -750,11 +770,13 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
         link(random() % 2 ? 0 : 1e3 * (1 + random() % 10000));
         if (random() % 2)
             speeds.configured_tokens_per_s = 1 + random() % 10000;
-        std::vector<std::unique_ptr<Stream>> streams;
+        const bool removes = random() % 2 > 0;
+        std::vector<std::unique_ptr<Stream>> streams, removed;
         for (uint32_t i = 0; i < 1 + seed % 4; i++) {
             const bool fixed = random() % 4 == 0;
+            const uint32_t n_chunks = seed % 10 == 0 ? 30 + random() % 40 : random() % 12;
             streams.push_back(
-                std::make_unique<Stream>(random() % 12, random() % 9 * SECOND,
+                std::make_unique<Stream>(n_chunks, random() % 9 * SECOND,
                                          static_cast<uint8_t>(fixed ? 1 + random() % 3 : 0)));
             cg_stream *stream = &streams.back()->s;
             const uint32_t n = random() % 8;
@@ -768,8 +790,32 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
         uint64_t now_ns = 0;
         std::vector<uint64_t> under_way; // ids
         std::vector<cg_stream_ref> being_decoded;
+        const auto remove_settled = [&] {
+            for (size_t i = 0; i < streams.size(); i++) {
+                const cg_stream *s = &streams[i]->s;
+                if (!cg_stream_is_settled(s) ||
+                    std::any_of(being_decoded.begin(), being_decoded.end(),
+                                [&](const cg_stream_ref &ref) { return ref.stream == s; }))
+                    continue;
+                for (uint32_t j = 0; j < s->n_whole; j++)
+                    EXPECT_EQ(s->chunks[s->first + j].state, CG_STREAM_DONE);
+                cg_stream_plan_remove(&plan, &streams[i]->s);
+                removed.push_back(std::move(streams[i]));
+                streams.erase(streams.begin() + static_cast<long>(i--));
+            }
+            // Its owner keeps it for the reads that are under way, and no longer.
+            for (size_t i = 0; i < removed.size(); i++)
+                if (std::none_of(under_way.begin(), under_way.end(), [&](uint64_t id) {
+                        return cg_stream_find_read(&plan, id)->stream == &removed[i]->s;
+                    }))
+                    removed.erase(removed.begin() + static_cast<long>(i--));
+        };
         for (uint32_t step = 0; step < 100000; step++) {
             uint32_t index;
+            if (removes && random() % 100 == 0 && !streams.empty())
+                streams[random() % streams.size()]->s.is_cancelled = true;
+            if (removes)
+                remove_settled();
             while (cg_stream *late = cg_stream_hopeless(&plan, &speeds, now_ns, &index)) {
                 ASSERT_LT(index, late->first_failed);
                 cg_stream_failed(late, index);
