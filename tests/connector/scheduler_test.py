@@ -930,13 +930,15 @@ class OverwriteTest(unittest.TestCase):
         made.update_after_alloc(request("loads"), blocks(8), CHUNK)
         self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, {5, 6, 7, 8})
 
-    def test_any_may_where_it_is_not_known(self):
+    def test_so_are_those_that_another_connector_loads_into(self):
         made = scheduler(Store())
-        self.assertIsNone(made.step(None).overwritten)  # planning the step failed
         made.matched_tokens(request(), 0)
-        made.update_after_alloc(request(), blocks(0), 0)  # another connector loads it
-        self.assertIsNone(made.step(step_of(None, 0, 0)).overwritten)
-        self.assertIsNone(made.step(step_of(None, 0, 0)).overwritten)
+        made.update_after_alloc(request(), blocks(4), 0)  # as vLLM's MultiConnector has it
+        self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, {1, 2, 3, 4})
+        self.assertEqual(made.step(step_of(None, 0, 0)).overwritten, set())
+
+    def test_any_may_be_where_planning_fails(self):
+        self.assertIsNone(scheduler(Store()).step(None).overwritten)
 
 
 class MeasureTest(unittest.TestCase):

@@ -45,7 +45,7 @@ class Metadata(KVConnectorMetadata):
     loads: list[LoadPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
     cancelled_loads: set[str] = field(default_factory=set)  # requests whose loads are void, and end as failed
-    overwritten: set[int] | None = None  # blocks that get new content from this step on; None: any may
+    overwritten: set[int] | None = None  # blocks that get new content from this step on; None: not known
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
     is_idle: bool = False  # nothing is scheduled in this step
     adapters: list = field(default_factory=list)  # LoRARequests, of which the worker is to tell what it holds

@@ -65,8 +65,7 @@ class Scheduler:
         self.states: dict[str, RequestState] = {}
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
-        self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts
-        self._is_beside_others = False  # another connector fills blocks, too
+        self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts, also another connector's
         self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._root = b""  # begins every salt since the last reset
         self._worker_is_off = False  # for good
@@ -318,12 +317,11 @@ class Scheduler:
 
     @guarded(_recompute)
     def update_after_alloc(self, request, blocks, num_external_tokens):
+        """Of every request, also where another connector loads for it (then with 0 tokens)."""
         state = self._state(request)
         block_ids = blocks.get_block_ids()[0]
         block_tokens = self.library.block_tokens
         state.allocated = True
-        # Under a MultiConnector: the one that loads gets them, and may write at once.
-        self._is_beside_others = self._is_beside_others or not block_ids
         n_local = state.local_tokens // block_tokens
         self._loaded_blocks.update(block_ids[n_local:])
         self._adapter_blocks.mark(block_ids[n_local:], state.adapter_key)
@@ -384,9 +382,7 @@ class Scheduler:
                 self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
-        # Beside another connector any block may be written to, which None says.
-        if not self._is_beside_others:
-            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
+        metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
         n_prefill = 0
