@@ -367,6 +367,38 @@ class SharedLoadTest(unittest.TestCase):
         self.assertFalse(self.follows())
 
 
+    def follows_until(self, predicted_ns=0, own_ns=0):
+        """Up to what share of its budget "b" waits for "a", which never ends, in steps of a tenth."""
+        now_ns, budget_ns = 10**15, self.made.library.ttft_budget_ns
+        with mock.patch("time.monotonic_ns", lambda: now_ns):
+            self.setUp()
+            self.made.states["a"].predicted_ns, self.store.predicted_ns = predicted_ns, own_ns
+            asked = request("b", arrival_time=time.time() + 1000)
+            n = 0
+            while self.made.matched_tokens(asked, 0) == (None, False):
+                now_ns += budget_ns // 10
+                n += 1
+                self.assertLess(n, 20)
+        return n / 10
+
+    def test_a_load_that_is_late_is_waited_for_while_there_is_time_for_one_of_its_own(self):
+        budget_ns = self.made.library.ttft_budget_ns
+        for predicted, own, until in (
+            (0, 0, 0.5), (0, 0.2, 0.8), (0, 0.9, 0.5),  # nothing is known of the other one
+            (0.3, 0.2, 0.8), (0.6, 0.5, 0.8),  # late from 0.375 and 0.75 on
+            (0.9, 0.2, 1), (0.9, 0.9, 1),  # on time, as on a link that is slow for all
+            (1.5, 0.2, 0.8),  # it will be late
+        ):  # fmt: skip
+            with self.subTest(f"{predicted} {own}"):
+                self.assertEqual(self.follows_until(int(predicted * budget_ns), int(own * budget_ns)), until)
+
+    def test_a_load_that_has_ended_is_waited_for_until_vllm_knows_its_blocks(self):
+        self.assertTrue(self.follows())
+        self.ends()
+        self.made.states["b"].spent_ns += self.made.library.ttft_budget_ns * 8 // 10
+        self.assertTrue(self.follows())
+
+
 def adapter(name="a", number=1, **fields):
     return types.SimpleNamespace(lora_name=name, lora_path="/nowhere", lora_int_id=number, **fields)
 

@@ -259,20 +259,37 @@ class Scheduler:
         """Whether another request loads all that this one would, as this one wishes it, and in this one's time. When that
         one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is read, decoded and held
         in memory once."""
-        asked_ns = state.spent_ns + time.monotonic_ns() - state.lookup_started_ns
-        if not self.kv_cache_manager.enable_caching or asked_ns >= self._budget_ns(state):
+        if not self.kv_cache_manager.enable_caching:
             return False
         if self._is_loading(state.follows):
-            return True
+            return self._has_time_for(self.states[state.follows], state)
         n_tokens = self._usable_tokens(state) // self.library.block_tokens * self.library.block_tokens
         if n_tokens <= state.local_tokens:
             return False
         for req_id, other in self.states.items():
-            if self._is_loading(req_id) and other is not state and self._serves(other, state, n_tokens):
+            if (
+                self._is_loading(req_id)
+                and other is not state
+                and self._serves(other, state, n_tokens)
+                and self._has_time_for(other, state)
+            ):
                 self._n_shared += state.follows is None
                 state.follows = req_id
                 return True
         return False
+
+    def _has_time_for(self, other, state):
+        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget; if it does not,
+        or nothing is predicted, or it takes a quarter longer, time must be left for a load of this one's own."""
+        now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
+        left_ns = budget_ns - (state.spent_ns + now_ns - state.lookup_started_ns)
+        other_ns = other.answered_ns + other.predicted_ns - now_ns  # to its end; negative: it is late
+        is_on_time = other.predicted_ns and -other.predicted_ns // 4 < other_ns <= left_ns
+        if other.loaded is not None or is_on_time:
+            return left_ns > 0
+        # A prediction is of what the budget has time for: it may be all of it.
+        own_ns = min(state.predicted_ns or budget_ns, budget_ns // 2)
+        return left_ns > own_ns
 
     def _is_loading(self, req_id):
         state = self.states.get(req_id)
