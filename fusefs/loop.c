@@ -70,7 +70,8 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A node's number is its address (fusefs/ops.c), and `control` never changes: no lock is needed. */
+/* A node's number is its address (fusefs/ops_reply.c), and `control` never changes: no lock is
+ * needed. */
 static bool is_control(uint64_t node_id)
 {
     return node_id != FUSE_ROOT_ID &&

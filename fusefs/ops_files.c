@@ -1,6 +1,4 @@
-/* The FUSE edge, second half: open files and directories. fi->fh is a cg_fs_file or a
- * cg_fs_directory. */
-#include "fusefs/ops.h"
+#include "fusefs/ops_files.h"
 
 #include "fusefs/open_files.h"
 #include "fusefs/persona.h"
@@ -55,8 +53,7 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
      * send no release. */
     if (fuse_reply_create(req, &param, fi) == -ENOENT) {
         cg_fs_release(mount->fs, file);
-        cg_fs_forget(mount->fs, entry.node, 1);
-        cg_ops_doubt_names(mount); /* it may remember that the name is missing */
+        cg_ops_take_back(mount, entry.node);
     }
 }
 
