@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Includes and calls point only downwards, between folders and between the files of a folder.
 
-usage: layers.py REPOSITORY [ARCHIVE.a ...]
+usage: layers.py REPOSITORY [ARCHIVE.a or OBJECT.o ...]
 
 Folders: fusefs and connector use iouring and codec, iouring and cuda use codec; connector and fusefs know nothing of
 each other. Only fusefs knows libfuse, only iouring liburing.
 
-Files of a folder: its CMakeLists.txt lists the sources from the lowest to the highest, and a source calls only what is
-listed above it, so that its lines read like the floors of a house. Calls are what nm finds in the archives: the objects
-that need a symbol, and the one that defines it. Headers do not include one another in a circle.
+Files of a folder: its CMakeLists.txt lists the sources from the lowest to the highest, and a source calls and includes
+only what is listed above it, so that its lines read like the floors of a house. Calls are what nm finds in archives and
+objects: those that need a symbol, and the one that defines it. Headers do not include one another in a circle.
 """
 
 import os
@@ -26,6 +26,19 @@ FOLDERS = {  # folder: the folders that it may include from, and the system head
 TABLES = {  # circles that are a table of functions: what picks an implementation, and the implementation
     ("iouring", "io", "io_threads"),
     ("iouring", "io", "io_uring"),
+}
+UPWARD = {  # what a source or header may include of a higher source: all of it is types, constants or tables
+    # What cgtool's commands share, and its table of them.
+    *(("codec", f"cgtool_{name}", "cgtool") for name in ("decode", "encode", "file", "info", "output", "verify")),
+    # Kernels are listed first, because they are compiled once per instruction set; kernels.c is their table.
+    *(("codec", f"klt_{name}_kernels", "kernels") for name in ("forward", "integer", "inverse")),
+    ("codec", "kernels", "geometry"),
+    ("codec", "rans_kernels", "rans"),
+    # Structs that are held, or pointed to.
+    ("codec", "block_order", "profile"),
+    ("connector", "runtime", "uses"),
+    ("fusefs", "fs", "watch"),
+    ("iouring", "io_buffer", "io"),
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]*)[>"]', re.MULTILINE)
 
@@ -83,40 +96,62 @@ def unlisted(folder, includes, modules):
             yield f"{folder}/{name} is not in {folder}/CMakeLists.txt"
 
 
-def calls_of(archives):
-    """{module: {module that it calls: a symbol}}; archives hold objects NAME.c.o, or several of one name."""
+def include_errors(folder, includes, modules):
+    """Includes of a header whose source stands higher. (What has no source stands nowhere.)"""
+    floor = {name: i for i, name in enumerate(modules)}
+    for name, lines in includes.items():
+        module = name.rsplit(".", 1)[0]
+        for quote, path in lines:
+            other = os.path.basename(path).rsplit(".", 1)[0]
+            if quote != '"' or path.split("/")[0] != folder or (folder, module, other) in UPWARD:
+                continue
+            if floor.get(other, -1) > floor.get(module, len(modules)):
+                yield f'{folder}/{name} includes "{path}", which stands higher in {folder}/CMakeLists.txt'
+
+
+def calls_of(binaries):
+    """{(folder, module): {module of that folder that it calls: a symbol}}.
+
+    Binaries are archives with objects NAME.c.o, or several of one name, and such objects. Each lies in the build's
+    folder of that name.
+    """
     defined, needed = {}, []
-    for line in subprocess.run(["nm", "-A", *archives], capture_output=True, text=True, check=True).stdout.splitlines():
-        match = re.match(r"\S*?[:/](\w+)\.cu?\.o:\s*[0-9a-f]*\s+([A-Za-z])\s+(cg_\w+|cachegen_\w+)$", line)
-        if match is None:
-            continue
-        module, kind, symbol = match.groups()
-        if kind == "U":
-            needed.append((module, symbol))
-        elif kind in "TDBR":
-            defined[symbol] = module
+    for binary in binaries:
+        folder = next(name for name in reversed(os.path.dirname(binary).split(os.sep)) if name in FOLDERS)
+        lines = subprocess.run(["nm", "-A", binary], capture_output=True, text=True, check=True).stdout.splitlines()
+        for line in lines:
+            match = re.search(r"[:/](\w+)\.cu?\.o:\s*[0-9a-f]*\s+([A-Za-z])\s+((?:cg|CG|cachegen)_\w+)$", line)
+            if match is None:
+                continue
+            module, kind, symbol = match.groups()
+            if kind == "U":
+                needed.append((folder, module, symbol))
+            elif kind in "TDBR":
+                defined[folder, symbol] = module
     calls = {}
-    for module, symbol in needed:
-        if defined.get(symbol, module) != module:
-            calls.setdefault(module, {}).setdefault(defined[symbol], symbol)
+    for folder, module, symbol in needed:
+        other = defined.get((folder, symbol), module)
+        if other != module:
+            calls.setdefault((folder, module), {}).setdefault(other, symbol)
     return calls
 
 
 def call_errors(folder, modules, calls):
     floor = {name: i for i, name in enumerate(modules)}
     for module in modules:
-        for other, symbol in calls.get(module, {}).items():
+        for other, symbol in calls.get((folder, module), {}).items():
             if floor.get(other, -1) > floor[module] and (folder, module, other) not in TABLES:
                 yield f"{folder}/{module}.c uses {symbol} of {other}.c, which stands higher in {folder}/CMakeLists.txt"
 
 
-def main(repository, archives):
-    errors, calls = [], calls_of(archives) if archives else {}
+def main(repository, binaries):
+    errors, calls = [], calls_of(binaries)
     for folder in FOLDERS:
         includes, modules = includes_of(repository, folder), listed_modules(repository, folder)
         errors += folder_errors(folder, includes)
         errors += header_errors(folder, includes)
         errors += unlisted(folder, includes, modules)
+        errors += include_errors(folder, includes, modules)
         errors += call_errors(folder, modules, calls)
     for error in dict.fromkeys(errors):
         print(f"error: {error}", file=sys.stderr)
