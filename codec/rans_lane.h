@@ -186,8 +186,8 @@ CG_LANE cg_lane_slots cg_lane_refinement_slots(uint32_t refine, uint32_t refinem
 }
 
 /* A cell of the next coarser level, whose step is three times as large: to nearest; thirds have no
- * ties. 43691 is 2^17 / 3 and a third more. That adds at most 1/12 to a cell's third, and only a
- * sixth would change what it is rounded to. */
+ * ties. 43691 = (2^17 + 1) / 3, which is 2^17 / 3 plus a third. That adds at most 1/12 to a cell's
+ * third, and only a sixth would change what it is rounded to. */
 CG_LANE int32_t cg_lane_coarsen(int32_t cell)
 {
     return (cell * 43691 + (1 << 16)) >> 17;

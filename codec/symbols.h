@@ -42,8 +42,7 @@ cg_status cg_symbols_take(const cg_profile *profile, const cg_symbols *symbols, 
 cg_status cg_symbols_decode(const cg_profile *profile, const cg_symbols *symbols, cg_coded src);
 
 /* Codes a matrix behind a copy of head, which may be empty. Returns *n_bytes_out bytes, malloc'ed,
- * the caller's. NULL: no memory. stream_percent: of
- * cg_rans_choose_streams(). */
+ * the caller's. NULL: no memory. stream_percent: of cg_rans_choose_streams(). */
 uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, cg_coded head,
                          unsigned stream_percent, size_t *n_bytes_out);
 

@@ -203,7 +203,7 @@ typedef struct cachegen_lookup_options {
     uint64_t spent_ns;         /* of the budget: how long ago the request arrived */
     uint64_t max_kl_micronats; /* what is loaded may cost this KL divergence at most, as predicted,
                                   and is read no finer than that needs; 0: anything. Needs the
-                                  choice of levels: CG_ERR_INVALID_ARGUMENT with level_plus_1 */
+                                  choice of levels: an error (1) with level_plus_1 */
 } cachegen_lookup_options;
 /* cachegen_lookup_start() with options; NULL is fine. */
 CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
@@ -212,10 +212,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
- * Look-ups share rounds, as many as the store answers side by side, the oldest first. One that has
- * waited for others longer than the engine takes to compute its prompt, and than this time or its
- * budget, is a miss. A store that has left a look-up without an answer for so long is not asked for
- * further ones: they are misses at once, until it answers the connector's own question.
+ * Look-ups share rounds, as many as the store answers side by side, the oldest first. One waits
+ * for others no longer than this time or its budget, whichever is shorter, or than the engine takes
+ * to compute its prompt if that is longer. After that it is a miss. A store that has left a look-up
+ * without an answer for so long is not asked for further ones: they are misses at once, until it
+ * answers the connector's own question.
  * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.

@@ -61,19 +61,18 @@ double cg_estimator_hope(const cg_estimator *estimator);
  * window that is after half a minute. Few samples are old sooner, each for a twentieth of that:
  * they may be those of a moment in which the link stood still. Whenever a link that was forgotten
  * has shown no more than a few samples again, the time doubles. False: there are none, or they are
- * younger. For one by whose estimate nothing is worth loading: nobody would ever measure anew. */
+ * younger. Meant for a link whose estimate makes every load look useless: it would never be
+ * measured again. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
-/* Turns reads that overlap into samples of the whole link. Of each moment every read under way gets
- * the same share, so a read's bytes over the sum of its shares is what the link did; its own
- * duration would be n times as long with n reads at once. All reads of a process from one store
- * share a meter.
- * A link may serve reads in order instead. Then the first of a burst get less than what they took
- * and the last get more. That cancels out over as many reads as were under way at once, so a sample
- * has at least so many.
- * Left out: what came from the page cache, faster than a link could; and a small read that had the
- * link to itself and was slower than the estimate, for that was a round trip rather than the
- * link. */
+/* Turns reads that overlap into samples of the whole link. At each moment the link's time is
+ * divided equally among the reads under way. A read's bytes over the sum of its shares is the
+ * link's speed. Its bytes over its own duration would be n times too low with n reads at once. All
+ * reads of a process from one store share a meter. A link may serve reads in order instead. Then
+ * the first of a burst get less than what they took and the last get more. That cancels out over as
+ * many reads as were under way at once, so a sample has at least so many. Left out: what came from
+ * the page cache, faster than a link could; and a small read that had the link to itself and was
+ * slower than the estimate, for that was a round trip rather than the link. */
 typedef struct cg_link_meter {
     uint64_t last_ns; /* when the number of reads last changed */
     double share_ns;  /* what a read would have had since the meter's start */

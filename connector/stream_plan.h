@@ -11,9 +11,9 @@
  * or what the link moves in two round trips, in ranges of different size. A larger window delays
  * the first chunks, because reads that are under way together end together; decoding then starts
  * late. And every question of another request's look-up waits for what is under way before it.
- * While the link's speed is unknown, ranges under way are of different files. Over a slow link of a
- * near store the first range of a file comes alone: it opens the file, and with each opening a
- * network's file system may forget what it holds of it, also what another range has just brought.
+ * While the link's speed is unknown, ranges under way are of different files. A near store may have
+ * a slow link. There the first range of a file is read alone: reading it opens the file, and each
+ * opening may make a network file system forget what it has cached of it.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.

@@ -5,8 +5,8 @@
  * what the kernel notes: once a day, nothing on a store that is mounted noatime, and little on most
  * network file systems. So such a connector sets the time itself (cg_store_touch()), of a file at
  * most once an hour. A thread of its own does that, some time after the reads, so that no load
- * waits for it; what is left when the connector closes comes then. It is a hint: what cannot be
- * told is left out.
+ * waits for it; whatever is left is written when the connector closes. It is a hint: what cannot
+ * be told is left out.
  * The memory is bounded: places of a hash table, of which a new object may take an older one's.
  * Threads: the runtime's lock guards it all.
  */

@@ -1,11 +1,11 @@
 /* iouring/adopted.h - what of a store's contexts was adopted already, so that the next daemon need
  * not look at it again.
  *
- * The file .cachegenfs-adopted in the store's root has a hash for each folder of chunks, and for
- * each other file of a context, that was adopted without an error: of its path, number, size and
- * times, and of a folder's names. What has changed has another hash, and is looked at. A hash that
- * fits nothing any more does no harm, and a file that is missing, damaged or old costs a look at
- * more, or at all.
+ * The file .cachegenfs-adopted in the store's root holds one hash for each folder of chunks, and
+ * for each other file of a context, that was adopted without an error. It covers path, inode
+ * number, size and times and, of a folder, the names in it. What has changed has another hash, and
+ * is looked at. A hash that fits nothing any more does no harm. If the file is missing, damaged or
+ * old, more is looked at, or all.
  *
  *     "cgadopt1"      8 bytes
  *     hashes          16 bytes each, ascending, each once

@@ -226,10 +226,10 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
  * said so. */
 cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
 /* The same for what is new since the last call, as a mount does at its start, for contexts that
- * came into the store without it. Folders of chunks, profiles and model.json that are as they were,
- * by number, size, times and names in them, are not looked at, but for one chunk of each folder: if
- * it cannot be found any more, all of the folder is adopted anew. What could not be adopted, or is
- * younger than some seconds, is looked at again the next time. now_s: the time by the store's
+ * came into the store without it. Unchanged folders and files are skipped. Unchanged means: the
+ * same inode number, size, times and, of a folder, names. Of each folder one chunk is looked at all
+ * the same; if it cannot be found, the whole folder is adopted anew. What could not be adopted, or
+ * is younger than some seconds, is looked at again the next time. now_s: the time by the store's
  * clock. The state is kept in the root (iouring/adopted.h); where that cannot be written, each call
  * looks at all. */
 cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,
