@@ -6,8 +6,10 @@ all programs that make fingerprints must agree. A difference that would not matt
 transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
 Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start, middle
-and end and once in SPACING_BYTES. Other training changes all of a tensor and is seen; an edit of single bytes between
-samples is not, except by weights_digest(): a store that wants to be certain has that in its model.json.
+and end and once in SPACING_BYTES. Where tensors lie only safetensors files say; others are sampled as if each was one tensor.
+Other training changes all of a tensor and is seen; an edit of single bytes between samples is not, nor of a tensor that lies
+between two of them in such another file, except by weights_digest(): a store that wants to be certain has that in its
+model.json.
 """
 
 import hashlib
@@ -60,8 +62,8 @@ def _update(digest, tag, data):
 
 def _weight_files(directory):
     names = sorted(os.listdir(directory))
-    for suffix in (".safetensors", ".gguf", ".bin"):
-        found = [os.path.join(directory, name) for name in names if name.endswith(suffix)]
+    for suffixes in (".safetensors", (".gguf", ".bin")):  # which of the last two an engine loads is its own affair
+        found = [os.path.join(directory, name) for name in names if name.endswith(suffixes)]
         if found:
             return found
     raise FileNotFoundError(f"no *.safetensors, *.gguf or *.bin in {directory}")

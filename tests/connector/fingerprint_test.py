@@ -67,6 +67,19 @@ class FingerprintTest(unittest.TestCase):
         places = [None, 0, SPACING_BYTES * 100, n_bytes - 1]
         self.assertEqual(len({self.write("other", n_bytes, at=at) for at in places}), len(places))
 
+    def test_where_there_are_no_safetensors_all_that_may_be_loaded_counts(self):
+        found = [self.write("both", 100)]
+        for name in ("model.gguf", "model.bin"):
+            with open(os.path.join(self.folder, "both", name), "wb") as file:
+                file.write(b"other weights")
+            found.append(model_fingerprint(os.path.join(self.folder, "both")))
+        self.assertEqual(len(set(found)), 3)
+        with open(os.path.join(self.folder, "both", "a.safetensors"), "wb") as file:
+            file.write(b"weights")
+        found.append(model_fingerprint(os.path.join(self.folder, "both")))
+        os.remove(os.path.join(self.folder, "both", "model.bin"))
+        self.assertEqual(model_fingerprint(os.path.join(self.folder, "both")), found[-1])
+
     def test_a_byte_between_the_samples_is_in_the_digest_of_all_weights(self):
         with mock.patch("cachegen.fingerprint.WHOLE_BYTES", 0):
             made = [self.write(name, 1 << 16, {"a": (0, 1 << 16)}, at) for name, at in (("a", None), ("b", 10000))]
