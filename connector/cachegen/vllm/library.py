@@ -38,9 +38,7 @@ PLAIN_ATTENTION = {
     "is_draft": False,
 }  # fmt: skip
 # vLLM's load_formats that read the files which the fingerprint is of, and keys of model_loader_extra_config that only say how.
-LOAD_FORMATS = {
-    "auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "mistral", "bitsandbytes", "dummy",
-}  # fmt: skip
+LOAD_FORMATS = {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "mistral", "dummy"}
 LOAD_HOW = {"enable_multithread_load", "num_threads", "enable_weights_track", "distributed", "concurrency", "memory_limit"}
 OPEN_TIMEOUT_MS = 120000  # the library's default
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
