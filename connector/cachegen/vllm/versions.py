@@ -2,7 +2,7 @@
 
 import vllm
 
-TESTED = ((0, 30), (0, 31), (0, 32), (0, 33))
+TESTED = ((0, 30), (0, 31), (0, 32), (0, 33))  # of the last one a brief phase only; see connector/README.md
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
