@@ -8,6 +8,7 @@
  */
 #ifndef CG_CODEC_PROFILE_H
 #define CG_CODEC_PROFILE_H
+#include "codec/chunk.h"
 #include "codec/geometry.h"
 #include "codec/key.h"
 #include "codec/status.h"
@@ -40,6 +41,12 @@ cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **pro
 /* What cg_profile_open() checks, with the same errors, for those who only judge a file: it lays out
  * nothing for kernels, and takes no more memory than about the file's size and 2 MB. */
 cg_status cg_profile_check(const uint8_t *bytes, size_t n_bytes, cg_fingerprint *fingerprint_out);
+/* What can be told of a file of n_bytes that is read piece by piece, in under 2 MiB of memory:
+ * magic and size, which cost one read of 80 bytes; then the checksum, and what else the head says.
+ * CG_OK: cg_profile_check() is worth its memory; *fingerprint_out is the file's. Errors of
+ * cg_profile_check(), and what read returns. */
+cg_status cg_profile_check_head(cg_chunk_source *read, void *user, uint64_t n_bytes,
+                                cg_fingerprint *fingerprint_out);
 /* Reads path whole, with many reads under way where that is a network away, then cg_profile_open().
  * CG_ERR_NOT_FOUND, CG_ERR_IO ... */
 cg_status cg_profile_open_file(const char *path, cg_profile **profile_out);

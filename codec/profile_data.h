@@ -119,6 +119,10 @@ struct cg_profile {
  * caller frees it with cg_profile_free() in any case. Errors of cg_profile_open(). */
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
 
+/* The part of it that reads the head, and checks the checksum: *in goes on behind the head, and
+ * ends in front of the checksum. */
+cg_status cg_profile_read_head(cg_cursor *in, cg_profile *p);
+
 /* Reads a basis of version 1 anew, as the file has it, into the caller's rows->rows and
  * rows->scale, and sets rows->n_exact. */
 cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,

@@ -1,7 +1,7 @@
 /* From the bytes of a .cgp file to a cg_profile that everybody may believe: FORMAT.md, "Profile".
- * The functions stand in the order of the file. Counts are compared with the bytes that are left
- * before memory is taken by them. Numbers are held within bounds in which no decoder leaves the
- * range of f32, whatever the symbols are. */
+ * The first 80 of them are read in profile_head.c. The functions stand in the order of the file.
+ * Counts are compared with the bytes that are left before memory is taken by them. Numbers are held
+ * within bounds in which no decoder leaves the range of f32, whatever the symbols are. */
 #include "codec/profile_data.h"
 
 #include "codec/bf16.h"
@@ -11,19 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
-static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
-
-enum {
-    FIXED_BYTES = 80,
-    EXACT_BITS = 9, /* of a component that an encoder takes for exact */
-    CHANNEL_NONE = 0,
-    CHANNEL_KLT = 1,
-    ROPE_NONE = 0,
-    ROPE_TABLE = 1,
-    ROPE_BY_LAYER = 2
-};
+enum { EXACT_BITS = 9 /* of a component that an encoder takes for exact */ };
 
 /* Of an element or a scale of a basis, whose rows are about orthonormal: sums and units of elements
  * stay finite. */
@@ -48,80 +37,6 @@ static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool posi
             return false;
     }
     return true;
-}
-
-/* The first 80 bytes, and the checksum over all: damage anywhere is found here. What follows finds
- * files that somebody has made wrong. */
-static cg_status read_fixed(cg_cursor *in, cg_profile *p)
-{
-    const uint8_t *at = in->at;
-    if (in->left_bytes < sizeof MAGIC)
-        return CG_ERR_TRUNCATED;
-    if (memcmp(at, MAGIC, sizeof MAGIC) != 0)
-        return CG_ERR_BAD_MAGIC;
-    if (in->left_bytes < FIXED_BYTES + 8)
-        return CG_ERR_TRUNCATED;
-    p->version = (uint32_t)cg_get_le(at + 8, 4);
-    if (p->version < 1 || p->version > CG_PROFILE_VERSION_STEPS)
-        return CG_ERR_UNSUPPORTED_VERSION;
-    /* The version is known: length and checksum are where it has them. */
-    const uint64_t file_bytes = cg_get_le(at + 16, 8);
-    if (file_bytes > in->left_bytes)
-        return CG_ERR_TRUNCATED;
-    /* It is exactly what is there, so at least FIXED_BYTES + 8. */
-    if (file_bytes < in->left_bytes ||
-        XXH3_64bits(at, file_bytes - 8) != cg_get_le(at + file_bytes - 8, 8))
-        return CG_ERR_CORRUPT;
-    /* Field 67 is reserved from version 2 on, field 78 in version 1, field 79 up to version 3. */
-    const unsigned most_packed = p->version == 1, most_joined = p->version > 1,
-                   most_joint = p->version == CG_PROFILE_VERSION_STEPS;
-    if (cg_get_le(at + 12, 4) != 0 || at[67] > most_packed || at[77] > 1 || at[78] > most_joined ||
-        at[79] > most_joint)
-        return CG_ERR_CORRUPT;
-    p->has_joint = p->version == CG_PROFILE_VERSION_JOINT || at[79] == 1;
-    p->file_bytes = file_bytes;
-    p->n_matrices = at[78] == 1 ? 1 : CG_N_PLANES;
-
-    const cg_key fingerprint = cg_key_of_bytes(at, file_bytes);
-    memcpy(p->fingerprint.bytes, fingerprint.bytes, sizeof p->fingerprint.bytes);
-    memcpy(p->model.bytes, at + 24, sizeof p->model.bytes);
-    p->geometry.n_layers = (uint16_t)cg_get_le(at + 40, 2);
-    p->geometry.n_kv_heads = (uint16_t)cg_get_le(at + 42, 2);
-    p->geometry.head_dim = (uint16_t)cg_get_le(at + 44, 2);
-    p->geometry.dtype = at[46];
-    p->geometry.n_planes = at[47];
-    memcpy(p->preset, at + 48, 16);
-    const unsigned rope = at[66];
-    if (at[65] == CG_TOKENS_DCT
-            ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
-            : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
-        return CG_ERR_UNSUPPORTED;
-    p->token_transform = at[65];
-    if ((p->has_joint && at[78] != 1) ||
-        (p->version >= CG_PROFILE_VERSION_JOINT && at[64] != CHANNEL_KLT))
-        return CG_ERR_CORRUPT;
-    p->is_packed = at[67] == 1;
-    p->nests = at[77] == 1;
-    if ((p->is_packed || p->nests || at[78] == 1) && at[64] != CHANNEL_KLT)
-        return CG_ERR_CORRUPT;
-    if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
-        return CG_ERR_CORRUPT;
-    p->n_ropes = rope == ROPE_BY_LAYER ? at[76] : 1;
-    p->rotary_dim = (uint32_t)cg_get_le(at + 68, 2);
-    p->n_sinks = (uint32_t)cg_get_le(at + 70, 2);
-    p->n_groups = (uint32_t)cg_get_le(at + 72, 2);
-    p->n_classes = (uint32_t)cg_get_le(at + 74, 2);
-    const cg_status status = cg_geometry_check(&p->geometry);
-    if (status != CG_OK)
-        return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
-    if (p->rotary_dim % 2 != 0 || p->rotary_dim > p->geometry.head_dim ||
-        (rope == ROPE_NONE) != (p->rotary_dim == 0) || p->n_sinks > CG_MAX_SINKS ||
-        p->n_groups == 0 || p->n_groups > p->geometry.n_layers || p->n_classes == 0 ||
-        p->n_classes > 256)
-        return CG_ERR_CORRUPT;
-    in->left_bytes = file_bytes - 8; /* without the checksum */
-    (void)cg_cursor_skip(in, FIXED_BYTES);
-    return CG_OK;
 }
 
 /* Everything with a size known from the header: rotation, groups, steps, channel tables. */
@@ -693,7 +608,7 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
 {
     cg_cursor in = {bytes, n_bytes};
-    cg_status status = read_fixed(&in, p);
+    cg_status status = cg_profile_read_head(&in, p);
     if (status == CG_OK)
         status = read_tables(&in, p);
     if (status == CG_OK)

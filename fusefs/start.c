@@ -17,8 +17,7 @@
 enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 };
 static const size_t DEFAULT_MAX_LISTED_FILES = 200000;
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
-static const uint64_t VALIDATION_BYTES = UINT64_C(256)
-                                         << 20; /* of files that are checked at once */
+static const uint64_t VALIDATION_BYTES = UINT64_C(256) << 20; /* of checks that run at once */
 
 static void init_keep_stop(cg_fs *fs)
 {

@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const uint64_t CHUNK_MEMORY_BYTES = 2 << 20; /* cg_chunk_verify_source() */
+static const uint64_t PIECE_MEMORY_BYTES =
+    2 << 20; /* cg_chunk_verify_source(), cg_profile_check_head() */
 
 void cg_strict_budget_init(cg_strict_budget *budget, uint64_t limit_bytes)
 {
@@ -60,20 +61,69 @@ static cg_status read_at(int fd, uint8_t *bytes, size_t n_bytes, size_t offset)
     return CG_OK;
 }
 
-static cg_status check_profile(const uint8_t *bytes, size_t n_bytes, const cg_tree_name *name)
+cg_status cg_strict_read(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
 {
-    cg_fingerprint fingerprint;
-    const cg_status status = cg_profile_check(bytes, n_bytes, &fingerprint);
-    if (status != CG_OK)
-        return status;
-    return memcmp(fingerprint.bytes, name->key.bytes, sizeof fingerprint.bytes) == 0
+    return read_at(*(const int *)user, bytes_out, n_bytes, (size_t)offset);
+}
+
+static cg_status check_fingerprint(const cg_fingerprint *fingerprint, const cg_tree_name *name)
+{
+    return memcmp(fingerprint->bytes, name->key.bytes, sizeof fingerprint->bytes) == 0
                ? CG_OK
                : CG_ERR_FOREIGN_PROFILE;
 }
 
-cg_status cg_strict_read(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
+/* A profile is parsed in memory, whole. So that nobody can have memory for the asking, with a hole
+ * of a gigabyte that costs a call, there is some only for a file whose hashes have been found right
+ * piece by piece. */
+static cg_status check_profile(int fd, uint64_t n_bytes, const cg_tree_name *name,
+                               cg_strict_budget *budget)
 {
-    return read_at(*(const int *)user, bytes_out, n_bytes, (size_t)offset);
+    cg_fingerprint fingerprint;
+    take(budget, PIECE_MEMORY_BYTES);
+    cg_status status = cg_profile_check_head(cg_strict_read, &fd, n_bytes, &fingerprint);
+    give_back(budget, PIECE_MEMORY_BYTES);
+    if (status == CG_OK)
+        status = check_fingerprint(&fingerprint, name);
+    if (status != CG_OK)
+        return status;
+
+    /* The file, and what cg_profile_check() takes for it. */
+    const uint64_t memory_bytes = 2 * n_bytes + (2 << 20);
+    take(budget, memory_bytes);
+    uint8_t *bytes = malloc(n_bytes);
+    status = bytes == NULL ? CG_ERR_NO_MEMORY : read_at(fd, bytes, n_bytes, 0);
+    if (status == CG_OK)
+        status = cg_profile_check(bytes, n_bytes, &fingerprint);
+    if (status == CG_OK) /* others may write between the two reads */
+        status = check_fingerprint(&fingerprint, name);
+    free(bytes);
+    give_back(budget, memory_bytes);
+    return status;
+}
+
+static cg_status check_chunk(int fd, uint64_t n_bytes, const cg_tree_name *name,
+                             cg_strict_budget *budget, cg_chunk_header *header_out)
+{
+    take(budget, PIECE_MEMORY_BYTES);
+    cg_status status = cg_chunk_verify_source(cg_strict_read, &fd, n_bytes, header_out);
+    if (status == CG_OK)
+        status = cg_tree_check(name, header_out);
+    give_back(budget, PIECE_MEMORY_BYTES);
+    return status;
+}
+
+/* The usual refusal, of a file that is not complete, costs one small read, and waits for nobody. */
+static cg_status look_at_chunk(int fd, uint64_t n_bytes)
+{
+    uint8_t first[CG_CHUNK_FIXED_BYTES];
+    cg_chunk_header header;
+    const size_t n_first = n_bytes < sizeof first ? (size_t)n_bytes : sizeof first;
+    cg_status status = read_at(fd, first, n_first, 0);
+    if (status == CG_OK)
+        status = cg_chunk_header_parse(first, n_first, &header);
+    /* A nested one may end where any of its levels does. */
+    return status == CG_OK ? cg_chunk_header_cut(&header, n_bytes) : status;
 }
 
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
@@ -88,41 +138,16 @@ cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *bu
     const uint64_t n_bytes = (uint64_t)attr.st_size;
     if (n_bytes == 0)
         return CG_ERR_TRUNCATED;
-
-    if (!is_profile) { /* the usual refusal, a file that is not complete, costs one small read */
-        uint8_t first[CG_CHUNK_FIXED_BYTES];
-        cg_chunk_header header;
-        const size_t n_first = n_bytes < sizeof first ? (size_t)n_bytes : sizeof first;
-        cg_status status = read_at(fd, first, n_first, 0);
-        if (status == CG_OK)
-            status = cg_chunk_header_parse(first, n_first, &header);
-        if (status == CG_OK) /* a nested one may end where any of its levels does */
-            status = cg_chunk_header_cut(&header, n_bytes);
-        if (status != CG_OK)
-            return status;
-    }
+    const cg_status status = is_profile ? CG_OK : look_at_chunk(fd, n_bytes);
+    if (status != CG_OK)
+        return status;
     /* The size was looked up before: a file that grows meanwhile is checked as it was, and one that
      * shrinks is truncated. */
     if (n_bytes > max_bytes || (is_profile && n_bytes > CG_PROFILE_MAX_BYTES))
         return CG_ERR_NO_MEMORY;
-
-    const uint64_t memory_bytes = is_profile ? n_bytes : CHUNK_MEMORY_BYTES;
-    cg_status status;
-    /* Waits for its turn before it allocates: many checks at once take longer, not more. */
-    take(budget, memory_bytes);
-    if (is_profile) {
-        uint8_t *bytes = malloc(n_bytes);
-        status = bytes == NULL ? CG_ERR_NO_MEMORY : read_at(fd, bytes, n_bytes, 0);
-        if (status == CG_OK)
-            status = check_profile(bytes, n_bytes, name);
-        free(bytes);
-    } else {
-        status = cg_chunk_verify_source(cg_strict_read, &fd, n_bytes, header_out);
-        if (status == CG_OK)
-            status = cg_tree_check(name, header_out);
-    }
-    give_back(budget, memory_bytes);
-    return status;
+    /* Each waits for its turn before it allocates: many checks at once take longer, not more. */
+    return is_profile ? check_profile(fd, n_bytes, name, budget)
+                      : check_chunk(fd, n_bytes, name, budget, header_out);
 }
 
 int cg_strict_errno(cg_status status)

@@ -1,8 +1,9 @@
 /* fusefs/strict.h - whether the bytes of a file may stand under a strict name.
  *
  * A chunk must pass cg_chunk_verify() and cg_tree_check(). A profile must open, and its fingerprint
- * must be its name. A chunk is read piece by piece, in 2 MiB of memory whatever its size; a
- * profile, which is small, whole. Neither is mapped: a device error, or a truncation from
+ * must be its name. A chunk is read piece by piece, in 2 MiB of memory whatever its size. So is a
+ * profile at first; then, if its checksum and its name are right, whole, and its check takes twice
+ * its size and 2 MiB. Neither is mapped: a device error, or a truncation from
  * elsewhere, must not be a SIGBUS. Threads: any. The budget has its own lock.
  */
 #ifndef CG_FUSEFS_STRICT_H
@@ -14,8 +15,8 @@
 extern "C" {
 #endif
 
-/* Limits the memory of checks that run at once. A check waits until there is enough. A file larger
- * than the limit is read when nothing else is. */
+/* Limits the memory of checks that run at once. A check waits until there is enough. A profile
+ * that takes more than the limit is checked when nothing else is. */
 typedef struct cg_strict_budget {
     pthread_mutex_t lock;
     pthread_cond_t freed;

@@ -347,6 +347,10 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
                      << " most_components=" << spec.most_components << " bytes=" << bytes.size());
         cg_profile *opened = nullptr;
         cg_status status = CG_OK;
+        cg_fingerprint fingerprint;
+        const size_t check_bytes =
+            peak_of([&] { status = cg_profile_check(bytes.data(), bytes.size(), &fingerprint); });
+        EXPECT_LE(check_bytes, bytes.size() + (2 << 20));
         const size_t open_bytes =
             peak_of([&] { status = cg_profile_open(bytes.data(), bytes.size(), &opened); });
         EXPECT_LE(open_bytes, (spec.version == 1 ? 42 : 26) * bytes.size() + (8 << 20));

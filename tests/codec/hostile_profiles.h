@@ -11,6 +11,29 @@ namespace cg_test
 
 // What both opening and judging the bytes say. They lie in memory of their own size, so that
 // sanitizers see what is read behind them.
+inline cg_status read_bytes(void *user, uint64_t offset, uint8_t *bytes_out, size_t n_bytes)
+{
+    const Bytes &bytes = *static_cast<const Bytes *>(user);
+    if (offset > bytes.size() || n_bytes > bytes.size() - offset)
+        return CG_ERR_TRUNCATED;
+    std::copy_n(bytes.begin() + static_cast<long>(offset), n_bytes, bytes_out);
+    return CG_OK;
+}
+
+// The first look tells what the head and the checksum do, and never refuses what opens.
+inline void expect_head_status(Bytes bytes, cg_status status)
+{
+    cg_fingerprint fingerprint;
+    const cg_status first = cg_profile_check_head(read_bytes, &bytes, bytes.size(), &fingerprint);
+    if (first != CG_OK) {
+        EXPECT_EQ(first, status);
+        return;
+    }
+    const cg_key whole = cg_key_of_bytes(bytes.data(), bytes.size());
+    EXPECT_EQ(0, memcmp(&fingerprint, &whole, sizeof fingerprint));
+}
+
+// The status of opening, checking included.
 inline cg_status profile_status(const Bytes &bytes)
 {
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);
@@ -24,6 +47,7 @@ inline cg_status profile_status(const Bytes &bytes)
         EXPECT_EQ(0, memcmp(&checked, cg_profile_fingerprint(profile), sizeof checked));
     }
     cg_profile_free(profile);
+    expect_head_status(bytes, status);
     return status;
 }
 

@@ -65,6 +65,32 @@ void expect_truncations_refused(const Bytes &good)
     EXPECT_NE(profile_status(longer), CG_OK);
 }
 
+// What is refused by its size or checksum is refused by the first look, too.
+TEST(Profile, FirstLookNeedsNoMemoryForTheFile)
+{
+    for (Bytes bytes : small_profiles()) {
+        bytes.back() ^= 1;
+        cg_fingerprint fingerprint;
+        EXPECT_EQ(cg_profile_check_head(read_bytes, &bytes, bytes.size(), &fingerprint),
+                  CG_ERR_CORRUPT);
+        // The head, of which there is no more to be read, has another size.
+        EXPECT_EQ(cg_profile_check_head(read_bytes, &bytes, UINT64_C(1) << 40, &fingerprint),
+                  CG_ERR_CORRUPT);
+        bytes[0] ^= 1;
+        EXPECT_EQ(cg_profile_check_head(read_bytes, &bytes, UINT64_C(1) << 40, &fingerprint),
+                  CG_ERR_BAD_MAGIC);
+    }
+    // Of more than one piece.
+    ProfileSpec spec = spec_2(true);
+    spec.n_kv_heads = 8;
+    spec.head_dim = 128;
+    const Bytes large = make_profile_bytes(spec);
+    ASSERT_GT(large.size(), 3u << 20);
+    expect_head_status(large, CG_OK);
+    Bytes cut(large.begin(), large.end() - 1);
+    expect_head_status(cut, CG_ERR_TRUNCATED);
+}
+
 TEST(Profile, RefusesEveryTruncation)
 {
     for (const Bytes &good : small_profiles())
