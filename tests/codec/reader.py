@@ -439,6 +439,8 @@ class Profile:
         self.mean, self.weight = self.mean / scales, self.weight * scales
         if self.has_anchors:
             self.anchor_step = self.anchor_step / scales
+        if (scales != 1).any():
+            self.check_range(2.0**25)
 
     def read_steps(self, fields, classes):
         class_of = fields.array("u1", 7 * len(classes)).reshape(7, -1)
@@ -505,17 +507,22 @@ class Profile:
         self.n_given = fields.array("<u2", 24).reshape(3, 8).tolist()
         require(max(map(max, self.n_given)) <= self.n_shared, "given components")
 
-    def check_range(self):
-        """What is decoded is finite."""
+    def check_range(self, largest_scaled=None):
+        """What is decoded is finite. largest_scaled: what sums are at most, of every group, with scales."""
         channels, first = self.n_kv_heads * self.head_dim, 0
         for group, n_layers in enumerate(self.group_layers):
             layers = slice(first, first + n_layers)
             for plane in range(2):
-                largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
+                largest = largest_scaled
+                if largest is None:
+                    largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
                 mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
                 for step in self.step[:, plane]:
                     step = step * (SCALES[-1] if self.has_steps else np.float32(1))
-                    require((np.abs(mean) + largest * (step / weight).astype(np.float64) <= 1e38).all(), "not finite")
+                    sums = np.abs(mean) + largest * (step / weight).astype(np.float64)
+                    if self.has_anchors:
+                        sums += 32768.0 * self.anchor_step[layers, plane].reshape(n_layers * channels)
+                    require((sums <= 1e38).all(), "not finite")
             first += n_layers
 
     def read_floats(self, fields, n, n_components, n_wide):

@@ -76,6 +76,21 @@ class ArithmeticTest(unittest.TestCase):
         np.testing.assert_array_equal(reader.integer_product(symbols, elements), symbols @ elements)
 
 
+class ScaleTest(unittest.TestCase):
+    def test_scales_are_held_to_the_largest_sums_that_any_group_may_have(self):
+        data = reader.read(os.path.join(GOLDEN, "v3-fp8", "profile.cgp"))
+        profile = reader.Profile(data)
+        # A channel's step over a scale s is step / s: at most 1e38 / 2^25.
+        least = float((profile.step[-1][:, None] / profile.weight.min(axis=0)).max()) * 2.0**25 / 1e38
+        for share, is_refused in ((0.9, True), (2.0, False)):
+            profile = reader.Profile(data)
+            scales = np.full((profile.n_layers, 2), least * share, "<f4").tobytes()
+            if is_refused:
+                self.assertRaises(reader.Corrupt, profile.scale, scales)
+            else:
+                profile.scale(scales)
+
+
 class PaddingTest(unittest.TestCase):
     def test_padding_that_is_not_zero_is_corrupt(self):
         n_found = 0
