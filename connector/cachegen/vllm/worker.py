@@ -24,7 +24,7 @@ from cachegen.vllm.metrics import OWN_COUNTERS
 
 # Kinds of outages.
 LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
-OUTAGES = (abi.IO, abi.PERMISSION, abi.NO_MEMORY, abi.DEVICE)
+FAULTS = (abi.IO, abi.PERMISSION, abi.NO_MEMORY, abi.DEVICE)  # of the store or this host, not of a chunk
 IDLE_WAIT_S = 0.01  # a new request waits that long at most
 COPY_WAIT_S = 0.005  # a step for all copies that are in its way
 
@@ -34,7 +34,7 @@ def _is_outage(progress):
     the look-up, computed on too lossy a prefix), or a choice: late chunks are computed where that is faster."""
     # Where a load was given up for being slower no chunk is to blame.
     is_silent = progress.status == abi.TIMED_OUT and progress.bytes_read == 0 and progress.failed_levels != 0
-    return progress.status in OUTAGES or is_silent
+    return progress.status in FAULTS or is_silent
 
 
 class Worker:
