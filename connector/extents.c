@@ -15,10 +15,11 @@ bool cg_extents_plan_reserve(cg_extents_plan *plan, size_t n_chunks)
         .extents = malloc(n_chunks * CG_N_LEVELS * sizeof *larger.extents),
         .steps = malloc(n_chunks * CG_N_LEVELS * sizeof *larger.steps),
         .last = malloc(n_chunks * sizeof *larger.last),
+        .late = malloc(n_chunks * sizeof *larger.late),
         .capacity = n_chunks,
     };
     const bool has_all = larger.levels != NULL && larger.extents != NULL && larger.steps != NULL &&
-                         larger.last != NULL;
+                         larger.last != NULL && larger.late != NULL;
     cg_extents_plan_destroy(has_all ? plan : &larger);
     if (has_all)
         *plan = larger;
@@ -31,6 +32,7 @@ void cg_extents_plan_destroy(cg_extents_plan *plan)
     free(plan->extents);
     free(plan->steps);
     free(plan->last);
+    free(plan->late);
     *plan = (cg_extents_plan){0};
 }
 
@@ -108,16 +110,37 @@ typedef struct pipeline {
     bool in_time;
 } pipeline;
 
-static void decode(pipeline *p, const cg_extents_chunk *chunk, uint8_t level)
+/* Whether the chunk is done in time. */
+static bool decode(pipeline *p, const cg_extents_chunk *chunk, uint8_t level)
 {
     if (p->decoded_ns < p->read_ns)
         p->decoded_ns = p->read_ns;
     p->decoded_ns += chunk->decode_ns[level];
-    p->in_time = p->in_time && p->decoded_ns <= chunk->left_ns;
+    return p->decoded_ns <= chunk->left_ns;
 }
 
-/* Whether all ends in time: the floors and whole files first, then the refinements in the order of
- * extents[]. plan->last[i]: 1 + the index of the chunk's last refinement, or 0. */
+/* Marks the loads whose floors cannot all be in time; false: there is one. */
+static bool find_late(const cg_extents_input *in, cg_extents_plan *plan)
+{
+    const double ns_per_byte = 8e9 / in->link_bps;
+    pipeline p = {in->queued_bytes * ns_per_byte, in->decoding_ns, true};
+    for (size_t i = 0, first = 0; i < in->n_chunks; i++) {
+        const cg_extents_chunk *chunk = &in->chunks[i];
+        if (chunk->load != in->chunks[first].load)
+            first = i;
+        p.read_ns += bytes_to(chunk, start_level(chunk)) * ns_per_byte;
+        plan->late[i] = !decode(&p, chunk, start_level(chunk)) || (i > first && plan->late[i - 1]);
+        if (plan->late[i] && (i == first || !plan->late[i - 1]))
+            for (size_t j = first; j < i; j++)
+                plan->late[j] = true;
+        p.in_time = p.in_time && !plan->late[i];
+    }
+    return p.in_time;
+}
+
+/* Whether all that is not late in any case ends in time: the floors and whole files first, then the
+ * refinements in the order of extents[]. plan->last[i]: 1 + the index of the chunk's last
+ * refinement, or 0. */
 static bool ends_in_time(const cg_extents_input *in, const cg_extents_plan *plan, double bps)
 {
     const double ns_per_byte = 8e9 / bps;
@@ -130,7 +153,7 @@ static bool ends_in_time(const cg_extents_input *in, const cg_extents_plan *plan
         if (!whole)
             continue;
         p.read_ns = floors_ns;
-        decode(&p, chunk, plan->levels[i]);
+        p.in_time = (decode(&p, chunk, plan->levels[i]) || plan->late[i]) && p.in_time;
     }
     p.read_ns = floors_ns;
     for (size_t i = 0; i < plan->n_extents; i++) {
@@ -141,7 +164,7 @@ static bool ends_in_time(const cg_extents_input *in, const cg_extents_plan *plan
             continue; /* another file was chosen since */
         p.read_ns += (bytes_to(chunk, extent->level) - bytes_to(chunk, from)) * ns_per_byte;
         if (plan->last[extent->chunk] == i + 1)
-            decode(&p, chunk, extent->level);
+            p.in_time = decode(&p, chunk, extent->level) && p.in_time; /* none that is late */
     }
     return p.in_time;
 }
@@ -215,7 +238,7 @@ static load_sum sum_up(const cg_extents_input *in, const cg_extents_plan *plan)
         const cg_extents_chunk *chunk = &in->chunks[i];
         sum.read_ns += bytes_to(chunk, plan->levels[i]) * 8e9 / in->link_bps;
         sum.decode_ns += chunk->decode_ns[plan->levels[i]];
-        if (chunk->left_ns > sum.most_left_ns)
+        if (!plan->late[i] && chunk->left_ns > sum.most_left_ns)
             sum.most_left_ns = chunk->left_ns;
     }
     return sum;
@@ -258,7 +281,7 @@ static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
     pipeline p = {in->queued_bytes * ns_per_byte, in->decoding_ns, true};
     for (size_t i = 0; i < in->n_chunks; i++) {
         p.read_ns += bytes_to(&in->chunks[i], plan->levels[i]) * ns_per_byte;
-        decode(&p, &in->chunks[i], plan->levels[i]);
+        p.in_time = decode(&p, &in->chunks[i], plan->levels[i]) && p.in_time;
     }
     return p.in_time;
 }
@@ -291,12 +314,12 @@ void cg_extents_plan_make(cg_extents_plan *plan, const cg_extents_input *in)
         plan->levels[i] = start_level(&in->chunks[i]);
         plan->last[i] = 0;
     }
-    plan->in_time = ends_in_time(in, plan, in->link_bps);
-    if (plan->in_time) {
-        for (size_t i = 0; i < in->n_chunks; i++)
+    plan->in_time = find_late(in, plan);
+    for (size_t i = 0; i < in->n_chunks; i++)
+        if (!plan->late[i])
             n_steps += add_steps(in, (uint32_t)i, plan->steps + n_steps);
-        if (n_steps > 0) /* else there may be no memory at all */
-            qsort(plan->steps, n_steps, sizeof *plan->steps, by_rate);
+    if (n_steps > 0) { /* else there may be no memory at all */
+        qsort(plan->steps, n_steps, sizeof *plan->steps, by_rate);
         take_steps(in, plan, n_steps);
     }
     plan->has_slack = has_slack(in, plan);

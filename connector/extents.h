@@ -7,7 +7,8 @@
  *
  * The floor of every chunk must arrive. It goes first, in the order given. Then come the
  * refinements, by benefit (KL divergence saved) per unit of time (of reading and decoding). A step
- * is planned only if everything planned still ends in time. The prediction: chunks are read in
+ * is planned only if everything planned still ends in time. A load whose floors cannot is not
+ * refined, and those of others are whatever becomes of it. The prediction: chunks are read in
  * order at the link's speed. Each is decoded, on all threads, when its last byte is there. When a
  * step does not fit, the best one that fits is taken and planning ends. So more time never makes a
  * plan worse. Where even a slow link has time for everything, chunks are read to their ends one
@@ -36,11 +37,12 @@ typedef struct cg_extents_chunk {
     double kl[CG_N_LEVELS];        /* what the chunk costs at the level */
     double decode_ns[CG_N_LEVELS]; /* wall time, on all threads */
     double left_ns;                /* until its load's deadline */
-    uint64_t asked_bytes;          /* of the file: read, or under way */
-    uint8_t floor;                 /* what must arrive; bytes[floor] > 0 */
-    uint8_t asked;                 /* the finest level that asked_bytes hold; CG_N_LEVELS: none */
-    bool is_nested;                /* L1 to L3, as far as they are there, are one file */
-    bool is_closed;                /* it stays at `asked`: no refinement */
+    uint32_t load;        /* any number, the same for chunks of one load: they lie together */
+    uint64_t asked_bytes; /* of the file: read, or under way */
+    uint8_t floor;        /* what must arrive; bytes[floor] > 0 */
+    uint8_t asked;        /* the finest level that asked_bytes hold; CG_N_LEVELS: none */
+    bool is_nested;       /* L1 to L3, as far as they are there, are one file */
+    bool is_closed;       /* it stays at `asked`: no refinement */
 } cg_extents_chunk;
 
 typedef struct cg_extents_input {
@@ -73,6 +75,7 @@ typedef struct cg_extents_plan {
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */
     uint32_t *last;         /* [n_chunks] */
+    bool *late;             /* [n_chunks]: of a load whose floors cannot be in time */
     size_t capacity;        /* n_chunks that there is room for */
 } cg_extents_plan;
 

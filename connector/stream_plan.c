@@ -231,6 +231,7 @@ static size_t items_needed(const cg_stream_plan *plan)
 static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     double decoding_ns = 0, all_ns = 0;
+    uint32_t load = 0;
     size_t needed = items_needed(plan);
     plan->n_items = 0;
     for (cg_stream *stream = plan->streams; stream != NULL && needed > 0; stream = stream->next) {
@@ -257,12 +258,14 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
             if (chunk->state > CG_STREAM_READING)
                 continue;
             fill_item(item, stream, i, n_behind, speeds, left_ns(until_ns, now_ns), now_ns);
+            item->load = load;
             plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
             needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;
             all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
         }
         const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
         stream->decode_at_ns = until_ns > need_ns ? until_ns - need_ns : 0;
+        load++;
     }
     return decoding_ns;
 }

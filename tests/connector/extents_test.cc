@@ -197,6 +197,21 @@ TEST_F(ExtentsTest, DecodingBytesUnderWayAndOtherDeadlinesCount)
     EXPECT_EQ(plan.levels[3], CG_L1);
 }
 
+TEST_F(ExtentsTest, ALoadThatIsLateInAnyCaseKeepsNoOtherFromBeingRefined)
+{
+    chunks[2].load = chunks[3].load = 1;
+    for (const double left_s : {0.05, 0.15}) { // of both chunks of the first, or of its second
+        chunks[0].left_ns = chunks[1].left_ns = left_s * S;
+        make();
+        EXPECT_FALSE(plan.in_time);
+        EXPECT_EQ(extents(), "0:3 1:3 2:3 3:3 3:2 2:2 3:1 2:1") << left_s;
+    }
+    chunks[2].left_ns = chunks[3].left_ns =
+        0.56 * S; // what goes before takes its time all the same
+    make();
+    EXPECT_EQ(extents(), "0:3 1:3 2:3 3:3 3:2");
+}
+
 // ---- against an exact solution ----
 
 class RandomExtentsTest : public ExtentsTest
