@@ -34,7 +34,7 @@ from .make_profile import (
     make_profile,
     most_shared,
 )
-from .profile_file import BAND, BLOCK_TOKENS, JOINT
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, N_LEVELS
 from .quality import CHUNK_TOKENS
 from .sinks import CHOICES
 from .steps import DEFAULT, parse_steps
@@ -112,15 +112,20 @@ def multiply_adds(profile, level):
     return float(products / elements)
 
 
-def n_near(measured, predicted):
+def n_near(measured, predicted, is_their_mean=False):
+    """How many of measured, KL of contexts, are near what is predicted. Where that is their mean, each is held against the
+    mean of the others: a context that is loaded had no part in it."""
+    if is_their_mean:
+        return sum(n_near([kl], (sum(measured) - kl) / (len(measured) - 1)) for kl in measured)
     return sum(predicted / NEAR <= kl <= predicted * NEAR for kl in measured)
 
 
-def make_report(model, profile, data, held_out, scores, curve, seconds, asked_for_block_steps):
+def make_report(model, profile, data, held_out, scores, curve, is_of_held_out, seconds, asked_for_block_steps):
     levels = []
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
-        row.update(predicted_kl=curve["kl"][level], n_near_prediction=n_near(result.kls, curve["kl"][level]))
+        predicted = curve["kl"][level]
+        row.update(predicted_kl=predicted, n_near_prediction=n_near(result.kls, predicted, is_of_held_out))
         if profile.basis:
             row["multiply_adds"] = multiply_adds(profile, level)
         levels.append(row)
@@ -172,7 +177,8 @@ def parse_arguments(arguments):
     add("--no-default", action="store_true", help="the store goes on with the profile that it has")
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
     add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
-    add("--report-contexts", type=count, default=5, help="held-out contexts measured, 0 for all (default %(default)s)")
+    add("--report-contexts", type=count, default=9, help="held-out contexts measured, 0 for all (default %(default)s): "
+        f"loads are planned by their KL, where {kl_curve.LEAST_HELD_OUT} or more have --tokens")  # fmt: skip
     add("--curve-contexts", type=count, default=kl_curve.N_CONTEXTS,
         help="contexts that show what a chunk costs by its distance to the end, 0 for all (default %(default)s)")  # fmt: skip
     add("--contexts", type=count, default=1, help="contexts of each text, 0 for all (default %(default)s)")
@@ -263,19 +269,22 @@ def run(options):
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
     coder, planes = coder(profile, model.device), planes(model)
+    progress.start("quality on held-out text")
+    scores = quality.measure(model, coder, planes, held_out, progress) if held_out else {}
+    chosen = pick(contexts, options.curve_contexts)
+    whole = max(context.n for context in chosen)
+    whole_ones = [i for i, context in enumerate(held_out) if context.n == whole]
+    is_of_held_out = len(whole_ones) >= kl_curve.LEAST_HELD_OUT
+    of_others = [[scores[level].kls[i] for level in scores] for i in whole_ones] if is_of_held_out else []
     progress.start("KL divergence by distance to the end")
-    measured = kl_curve.measure(model, coder, planes, caches, pick(contexts, options.curve_contexts), progress)
+    levels = [kl_curve.CURVE_LEVEL] if is_of_held_out else range(N_LEVELS)
+    curve = kl_curve.fit(kl_curve.measure(model, coder, planes, caches, chosen, progress, levels), of_others)
     caches.kept.clear()
     data = profile.to_bytes()
     digest = weights_digest(options.model_dir) if options.digest_weights else None
-    curve = kl_curve.fit(measured)
     write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=curve, digest=digest)
-    progress.start("quality on held-out text")
-    scores = {}
-    if held_out:
-        scores = quality.measure(model, coder, planes, held_out, progress)
     seconds, asked = time.monotonic() - progress.began, options.block_steps and not is_paper
-    report = make_report(model, profile, data, held_out, scores, curve, seconds, asked)
+    report = make_report(model, profile, data, held_out, scores, curve, is_of_held_out, seconds, asked)
     print_report(report)
     if options.json:
         write_atomically(os.path.abspath(options.json), json.dumps(report, indent=1).encode() + b"\n")

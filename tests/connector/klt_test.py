@@ -144,6 +144,12 @@ class CurveTest(unittest.TestCase):
         np.testing.assert_allclose(curve["last"], [[64, 0.72], [1024, 0.9], [3072, 1]], atol=1e-6)
         self.assertAlmostEqual(curve["beyond"], 0.1 / np.log(3), places=5)
 
+    def test_figures_are_of_held_out_text_where_there_is_some_and_shares_are_not(self):
+        measured = [self.costs(_64=0.4, _1024=0.9)]
+        curve = kl_curve.fit(measured, [[0.003, 0.01, 0.08], [0.005, 0.02, 0.16]])
+        np.testing.assert_allclose(curve["kl"], [0.004, 0.015, 0.12])
+        self.assertEqual(curve["last"], kl_curve.fit(measured)["last"])
+
     def test_whatever_was_measured_the_curve_rises_and_its_slope_falls(self):
         rng = np.random.default_rng(3)
         for _ in range(200):

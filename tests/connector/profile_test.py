@@ -437,6 +437,23 @@ class ProfileTest(unittest.TestCase):
         near = [row["n_near_prediction"] for row in report["levels"]]
         self.assertEqual(near, [profile.n_near([row["kl"]], row["predicted_kl"]) for row in report["levels"]])
         self.assertEqual(report["n_held_out"], 1, "so that the mean is the context's own")
+        self.assertEqual(profile.n_near([1, 1, 1, 4], 1.75, is_their_mean=True), 0, "1 against 2, and 4 against 1")
+        self.assertEqual(profile.n_near([1, 1, 1, 2], 1.25, is_their_mean=True), 3, "1 against 1.33, and 2 against 1")
+
+    def test_loads_are_planned_by_text_that_the_profile_was_not_made_from(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        with open(self.text) as text, open(self.path("other"), "w") as other:
+            other.write(text.read()[::-1])
+        with mock.patch.object(profile.kl_curve, "measure", wraps=profile.kl_curve.measure) as measure:
+            for n_texts in (2, 3):
+                report, _ = self.profile("--held-out", *[self.path("other")] * n_texts)
+                levels = list(measure.call_args.args[6])
+                of_held_out = [row["predicted_kl"] == row["kl"] for row in report["levels"]]
+                self.assertEqual(report["n_held_out"], n_texts)
+                if n_texts < profile.kl_curve.LEAST_HELD_OUT:
+                    self.assertEqual((levels, of_held_out), ([0, 1, 2], [False] * 3))
+                else:
+                    self.assertEqual((levels, of_held_out), ([profile.kl_curve.CURVE_LEVEL], [True] * 3))
 
     def test_the_library_takes_the_curve_of_quality_that_the_tool_wrote(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
