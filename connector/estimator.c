@@ -12,6 +12,8 @@ static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the ne
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
 /* Faster than this, and sooner than a network and a server can answer: the page cache. */
 static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6;
+/* A read hangs if it is so old, and its part of what came meanwhile so many times its bytes. */
+static const double HANG_NS = 100e6, HANG_FACTOR = 2;
 static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times off */
 static const double HOPE = 2;          /* what was measured may become so many times more */
 static const double MEMORY_KEEP = 0.8; /* of the mean, beside a new measurement */
@@ -157,12 +159,45 @@ static void advance(cg_link_meter *meter, uint64_t now_ns)
     meter->last_ns = now_ns;
 }
 
-double cg_link_meter_begin(cg_link_meter *meter, uint64_t now_ns)
+/* The read of that id; of 0 a free place. NULL: there is none. */
+static cg_link_read *find_read(cg_link_meter *meter, uint64_t id)
+{
+    for (int i = 0; i < CG_METER_READS; i++)
+        if (meter->reads[i].id == id)
+            return &meter->reads[i];
+    return NULL;
+}
+
+cg_link_mark cg_link_meter_begin(cg_link_meter *meter, uint64_t bytes, uint64_t now_ns)
 {
     advance(meter, now_ns);
     if (++meter->n_reading > meter->n_least)
         meter->n_least = meter->n_reading;
-    return meter->share_ns;
+    const cg_link_mark mark = {.id = ++meter->last_id, .share_ns = meter->share_ns};
+    cg_link_read *read = find_read(meter, 0);
+    if (read != NULL)
+        *read = (cg_link_read){
+            .id = mark.id, .begun_ns = now_ns, .bytes = (double)bytes, .share_ns = mark.share_ns};
+    return mark;
+}
+
+/* The link has brought bytes of a read that began at begun_ns, and as many for each of n reads, if
+ * it shares alike: sets aside what should have ended by that. */
+static void set_aside(cg_link_meter *meter, uint64_t begun_ns, double bytes, uint32_t n,
+                      uint64_t now_ns)
+{
+    for (int i = 0; i < CG_METER_READS; i++) {
+        cg_link_read *read = &meter->reads[i];
+        if (read->id == 0 || read->is_aside || read->begun_ns >= begun_ns)
+            continue;
+        read->overtaken_bytes += bytes / n;
+        if (read->overtaken_bytes <= HANG_FACTOR * read->bytes ||
+            (double)(now_ns - read->begun_ns) < HANG_NS)
+            continue;
+        read->is_aside = true;
+        read->share_ns = meter->share_ns - read->share_ns;
+        meter->n_reading--;
+    }
 }
 
 static int is_from_memory(uint64_t bytes, double duration_ns)
@@ -185,12 +220,25 @@ static int is_sample(const cg_link_meter *meter)
            (meter->bytes >= SAMPLE_BYTES || meter->ns >= SAMPLE_NS);
 }
 
-double cg_link_meter_end(cg_link_meter *meter, double mark, uint64_t bytes, uint64_t begun_ns,
+/* The time that bytes take by the estimate, most_ns at most. */
+static double usual_ns(const cg_estimator *e, uint64_t bytes, double most_ns)
+{
+    const double bps = cg_estimator_bps(e), ns = bps > 0 ? (double)bytes * 8e9 / bps : most_ns;
+    return ns < most_ns ? ns : most_ns;
+}
+
+double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes, uint64_t begun_ns,
                          uint64_t now_ns, cg_estimator *e)
 {
     advance(meter, now_ns);
-    meter->n_reading--;
-    const double share_ns = meter->share_ns - mark;
+    cg_link_read *read = find_read(meter, mark.id);
+    const bool was_aside = read != NULL && read->is_aside;
+    const double share_ns = was_aside ? read->share_ns : meter->share_ns - mark.share_ns;
+    const uint32_t n_before = meter->n_reading;
+    if (!was_aside)
+        meter->n_reading--;
+    if (read != NULL)
+        *read = (cg_link_read){0};
     const double duration_ns = now_ns > begun_ns ? (double)(now_ns - begun_ns) : 0;
     if (bytes > 0 && is_from_memory(bytes, duration_ns)) {
         const double bps = (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1);
@@ -199,7 +247,9 @@ double cg_link_meter_end(cg_link_meter *meter, double mark, uint64_t bytes, uint
         e->generation++;
     } else if (bytes > 0) {
         meter->bytes += (double)bytes;
-        meter->ns += share_ns;
+        meter->ns += was_aside ? usual_ns(e, bytes, share_ns) : share_ns;
+        if (!was_aside)
+            set_aside(meter, begun_ns, (double)bytes, n_before, now_ns);
     }
     meter->n_ended++;
     if (is_sample(meter))

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { CG_ESTIMATOR_WINDOW = 20 };
+enum { CG_ESTIMATOR_WINDOW = 20, CG_METER_READS = 32 };
 
 typedef enum cg_estimator_kind {
     CG_ESTIMATOR_HARMONIC = 0,
@@ -72,22 +72,44 @@ bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
  * the first of a burst get less than what they took and the last get more. That cancels out over as
  * many reads as were under way at once, so a sample has at least so many. Left out: what came from
  * the page cache, faster than a link could; and a small read that had the link to itself and was
- * slower than the estimate, for that was a round trip rather than the link. */
+ * slower than the estimate, for that was a round trip rather than the link.
+ * A read that hangs gets nothing of the link, so it gets no share either: it is set aside when it
+ * is old and reads that began after it have brought more than twice what would have been its part
+ * meanwhile. If it comes all the same, its bytes count, with the share that it had until then, but
+ * not as slower than the others: what it waited for was not the link. A slow link makes nobody
+ * hang: there, what began later does not end first. */
+typedef struct cg_link_read {
+    uint64_t id; /* 0: this place is free */
+    uint64_t begun_ns;
+    double bytes;           /* that it asks for */
+    double overtaken_bytes; /* its part of what reads that began later have brought */
+    double share_ns;        /* the meter's when it began; once it is set aside, what it has had */
+    bool is_aside;
+} cg_link_read;
+
 typedef struct cg_link_meter {
-    uint64_t last_ns; /* when the number of reads last changed */
-    double share_ns;  /* what a read would have had since the meter's start */
-    uint32_t n_reading;
-    double bytes, ns; /* of reads that are not yet a sample */
-    uint32_t n_ended; /* how many those are */
-    uint32_t n_least; /* the most that were under way at once since the last sample */
+    uint64_t last_ns;   /* when the number of reads last changed */
+    double share_ns;    /* what a read would have had since the meter's start */
+    uint32_t n_reading; /* that are not set aside */
+    double bytes, ns;   /* of reads that are not yet a sample */
+    uint32_t n_ended;   /* how many those are */
+    uint32_t n_least;   /* the most that were under way at once since the last sample */
+    uint64_t last_id;
+    cg_link_read reads[CG_METER_READS]; /* under way; what finds no place is never set aside */
 } cg_link_meter;
 
-/* A read begins. Returns what cg_link_meter_end() wants back. */
-double cg_link_meter_begin(cg_link_meter *meter, uint64_t now_ns);
+/* What a meter knows a read by. */
+typedef struct cg_link_mark {
+    uint64_t id;
+    double share_ns; /* the meter's when it began */
+} cg_link_mark;
+
+/* A read of so many bytes begins. Returns what cg_link_meter_end() wants back. */
+cg_link_mark cg_link_meter_begin(cg_link_meter *meter, uint64_t bytes, uint64_t now_ns);
 /* The read that began at begun_ns, when cg_link_meter_begin() returned mark, ended with so many
  * bytes (0: it failed, which teaches nothing). Returns its share of the time that the link was
  * busy, in ns. */
-double cg_link_meter_end(cg_link_meter *meter, double mark, uint64_t bytes, uint64_t begun_ns,
+double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes, uint64_t begun_ns,
                          uint64_t now_ns, cg_estimator *estimator);
 
 #ifdef __cplusplus

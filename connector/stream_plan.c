@@ -466,14 +466,15 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref,
     cg_stream_read *read = plan->reads;
     while (read->id != 0)
         read++;
-    *read = (cg_stream_read){.id = ++plan->last_id,
-                             .stream = ref.stream,
-                             .chunk_index = ref.chunk_index,
-                             .file_level = file_level,
-                             .from = chunk->asked_bytes,
-                             .bytes = end_bytes - chunk->asked_bytes,
-                             .submitted_ns = now_ns,
-                             .meter_mark = cg_link_meter_begin(&speeds->meter, now_ns)};
+    *read = (cg_stream_read){
+        .id = ++plan->last_id,
+        .stream = ref.stream,
+        .chunk_index = ref.chunk_index,
+        .file_level = file_level,
+        .from = chunk->asked_bytes,
+        .bytes = end_bytes - chunk->asked_bytes,
+        .submitted_ns = now_ns,
+        .meter_mark = cg_link_meter_begin(&speeds->meter, end_bytes - chunk->asked_bytes, now_ns)};
     if (chunk->state == CG_STREAM_WAITING) {
         chunk->state = CG_STREAM_READING;
         chunk->file_level = file_level;

@@ -52,8 +52,8 @@ typedef struct cg_stream_read {
     bool is_stale;      /* of a file that turned out not to be the one to read */
     uint64_t from, bytes;
     uint64_t submitted_ns;
-    double meter_mark;   /* of the link's meter */
-    uint64_t give_up_ns; /* UINT64_MAX: never */
+    cg_link_mark meter_mark; /* of the link's meter */
+    uint64_t give_up_ns;     /* UINT64_MAX: never */
 } cg_stream_read;
 
 typedef struct cg_stream_ref {

@@ -173,6 +173,22 @@ class Link
             step();
         }
     }
+    // Reads that the store does not answer.
+    void hang(size_t n, uint64_t bytes)
+    {
+        const uint64_t begun_ns = static_cast<uint64_t>(now_ns_);
+        for (size_t i = 0; i < n; i++)
+            hanging_.push_back(
+                {bytes, begun_ns, cg_link_meter_begin(&meter_, bytes, begun_ns), 0, 0});
+    }
+    // They end after all, with all of their bytes or with none.
+    void end_hanging(bool with_bytes)
+    {
+        for (const Read &read : hanging_)
+            cg_link_meter_end(&meter_, read.mark, with_bytes ? read.bytes : 0, read.begun_ns,
+                              static_cast<uint64_t>(now_ns_), estimator_);
+        hanging_.clear();
+    }
     void idle(uint64_t ns)
     {
         now_ns_ += static_cast<double>(ns);
@@ -187,12 +203,13 @@ class Link
   private:
     struct Read {
         uint64_t bytes, begun_ns;
-        double mark, left_bytes, answered_ns;
+        cg_link_mark mark;
+        double left_bytes, answered_ns;
     };
     void begin(uint64_t bytes)
     {
         const uint64_t begun_ns = static_cast<uint64_t>(now_ns_);
-        reads_.push_back({bytes, begun_ns, cg_link_meter_begin(&meter_, begun_ns),
+        reads_.push_back({bytes, begun_ns, cg_link_meter_begin(&meter_, bytes, begun_ns),
                           static_cast<double>(bytes),
                           now_ns_ + static_cast<double>(round_trip_ns_)});
     }
@@ -240,7 +257,7 @@ class Link
     cg_estimator *estimator_;
     cg_link_meter meter_ = {};
     double now_ns_ = 1e9;
-    std::vector<Read> reads_;
+    std::vector<Read> reads_, hanging_;
 };
 
 std::vector<uint64_t> draw_sizes(size_t n, uint32_t seed)
@@ -269,6 +286,60 @@ TEST_F(EstimatorTest, ReadsThatOverlapAreCreditedWithTheirShareOfTheLink)
                 EXPECT_NEAR(link.shares_ns / (link.now_ns() - began_ns), 1, 1e-3)
                     << "shares add up to the time in which the link was busy";
             }
+}
+
+TEST_F(EstimatorTest, ReadsThatHangTakeNoShareOfTheLinkFromTheOthers)
+{
+    for (const bool in_order : {false, true})
+        for (const size_t n_hanging : {1, 4, 12}) // with four others that do not
+            for (const bool with_bytes : {false, true}) {
+                SCOPED_TRACE(testing::Message()
+                             << n_hanging << " hang" << (in_order ? ", in order" : "")
+                             << (with_bytes ? ", and come" : ""));
+                start(CG_ESTIMATOR_HARMONIC);
+                Link link(100, in_order, 0, &e);
+                link.hang(n_hanging, 128 << 10);
+                link.run(draw_sizes(400, 1), 4);
+                EXPECT_NEAR(link.busy_bps / 1e8, 1, 0.1);
+                link.end_hanging(with_bytes);
+                link.run(draw_sizes(100, 2), 4);
+                EXPECT_NEAR(link.busy_bps / 1e8, 1, 0.15);
+            }
+}
+
+TEST_F(EstimatorTest, OfReadsThatAllGetSlowNoneIsSetAside)
+{
+    for (const bool in_order : {false, true})
+        for (const uint64_t round_trip_ns : {UINT64_C(0), 200 * MS}) {
+            start(CG_ESTIMATOR_HARMONIC);
+            Link fast(100, in_order, 0, &e), slow(1, in_order, round_trip_ns, &e);
+            fast.run(draw_sizes(100, 1), 8);
+            slow.run(draw_sizes(100, 2), 8);
+            EXPECT_NEAR(slow.busy_bps / 1e6, 1, 0.15);
+        }
+}
+
+// It began before the others, and the cache says nothing of the link.
+TEST_F(EstimatorTest, WhatThePageCacheBringsSetsNothingAside)
+{
+    cg_link_meter meter = {};
+    const cg_link_mark mark = cg_link_meter_begin(&meter, 64 << 10, 0);
+    for (uint64_t now_ns = MS; now_ns < SECOND; now_ns += MS)
+        cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 256 << 10, now_ns), 256 << 10, now_ns,
+                          now_ns + 50000, &e);
+    EXPECT_EQ(meter.n_reading, 1u);
+    EXPECT_GT(cg_link_meter_end(&meter, mark, 64 << 10, 0, SECOND, &e), 900.0 * MS);
+    EXPECT_EQ(meter.n_reading, 0u);
+}
+
+TEST_F(EstimatorTest, MoreReadsThanAMeterFollowsAreMeasuredAllTheSame)
+{
+    for (const size_t n_at_once : {CG_METER_READS + 1, 3 * CG_METER_READS}) {
+        start(CG_ESTIMATOR_HARMONIC);
+        Link link(100, false, 0, &e);
+        link.run(draw_sizes(1000, 1), n_at_once);
+        EXPECT_NEAR(link.busy_bps / 1e8, 1, 0.15);
+    }
 }
 
 TEST_F(EstimatorTest, ASmallTailOverARoundTripSaysNothingOfTheLink)
@@ -301,13 +372,13 @@ TEST_F(EstimatorTest, ThePageCacheIsNotTheLink)
     cg_link_meter meter = {};
     for (uint64_t i = 0; i < 100; i++) { // 256 KiB in 50 us
         const uint64_t now_ns = i * 100000;
-        const double mark = cg_link_meter_begin(&meter, now_ns);
+        const cg_link_mark mark = cg_link_meter_begin(&meter, 256 << 10, now_ns);
         cg_link_meter_end(&meter, mark, 256 << 10, now_ns, now_ns + 50000, &e);
     }
     EXPECT_NEAR(mbps(), 40, 4);
 
     start(CG_ESTIMATOR_HARMONIC); // but where it is all that there is, it is known
-    cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 0), 256 << 10, 0, 50000, &e);
+    cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 256 << 10, 0), 256 << 10, 0, 50000, &e);
     EXPECT_NEAR(mbps(), 8 * 262144 / 50.0, 1);
     link.run({1 << 20}, 1);
     EXPECT_NEAR(mbps(), 40, 4);
@@ -316,7 +387,7 @@ TEST_F(EstimatorTest, ThePageCacheIsNotTheLink)
 TEST_F(EstimatorTest, AReadThatFailedTeachesNothing)
 {
     cg_link_meter meter = {};
-    EXPECT_EQ(cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 5), 0, 5, 905, &e), 900);
+    EXPECT_EQ(cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 7, 5), 0, 5, 905, &e), 900);
     EXPECT_EQ(e.generation, 0u);
     EXPECT_EQ(meter.n_reading, 0u);
 }
