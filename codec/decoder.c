@@ -140,8 +140,7 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
      * decoded one after the other, in the same memory. */
     size_t most = 0;
     if (p == NULL)
-        return cg_lossless_scratch_bytes(h->geometry.dtype, cg_geometry_channels(&h->geometry),
-                                         h->n_tokens);
+        return cg_lossless_decode_scratch_bytes(cg_geometry_channels(&h->geometry), h->n_tokens);
     for (uint32_t g = 0; g < p->n_groups; g++) {
         for (unsigned matrix = 0; matrix < p->n_matrices; matrix++) {
             const size_t bytes = d->preset->decode_scratch_bytes(
@@ -150,10 +149,9 @@ size_t cg_decoder_scratch_bytes(const cg_decoder *d)
         }
         cg_arena arena = {0};
         (void)cg_arena_take(&arena, sinks_bytes(d, &p->groups[g]));
-        (void)cg_arena_take(&arena,
-                            cg_lossless_scratch_bytes(h->geometry.dtype,
-                                                      cg_group_plane_channels(p, &p->groups[g]),
-                                                      d->n_sink_tokens));
+        (void)cg_arena_take(
+            &arena, cg_lossless_decode_scratch_bytes(cg_group_plane_channels(p, &p->groups[g]),
+                                                     d->n_sink_tokens));
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }
     if (d->joint != NULL) {

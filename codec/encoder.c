@@ -261,7 +261,7 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
     const cg_chunk_header *h = &e->header;
     const size_t channels = cg_geometry_channels(&h->geometry);
     /* L0, sinks and lossy levels of a task are coded one after the other, in the same memory. */
-    size_t most = cg_lossless_scratch_bytes(h->geometry.dtype, channels, h->n_tokens);
+    size_t most = cg_lossless_encode_scratch_bytes(channels, h->n_tokens);
     if (e->profile != NULL && e->profile->joint != NULL) {
         const size_t joint =
             e->preset->encode_scratch_bytes(e->profile, e->profile->joint, 0, h->n_tokens);
@@ -279,8 +279,7 @@ size_t cg_encoder_scratch_bytes(const cg_encoder *e)
         cg_arena arena = {0};
         (void)cg_arena_take(&arena, (size_t)e->n_sink_tokens * n_channels *
                                         cg_dtype_bytes(h->geometry.dtype));
-        (void)cg_arena_take(
-            &arena, cg_lossless_scratch_bytes(h->geometry.dtype, n_channels, e->n_sink_tokens));
+        (void)cg_arena_take(&arena, cg_lossless_encode_scratch_bytes(n_channels, e->n_sink_tokens));
         most = lossy > most ? lossy : most;
         most = arena.used_bytes > most ? arena.used_bytes : most;
     }

@@ -111,18 +111,21 @@ typedef struct work {
     cg_rans_strip *strips;
     size_t n_strips;
     cg_rans_class *classes; /* [CG_LOSSLESS_MAX_CLASSES] */
-    uint32_t *column_sum;   /* [n_columns] */
+    /* For encoding alone. */
+    uint32_t *column_sum; /* [n_columns] */
     uint8_t *words;
 } work;
 
-static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows)
+static work take_work(cg_arena *arena, size_t n_columns, size_t n_rows, bool is_encoding)
 {
-    work w;
+    work w = {0};
     w.n_strips = (n_columns + CG_RANS_LANES - 1) / CG_RANS_LANES;
     w.cells = cg_arena_take(arena, n_rows * n_columns * sizeof *w.cells);
     w.column_class = cg_arena_take(arena, n_columns);
     w.strips = cg_arena_take(arena, w.n_strips * sizeof *w.strips);
     w.classes = cg_arena_take(arena, CG_LOSSLESS_MAX_CLASSES * sizeof *w.classes);
+    if (!is_encoding)
+        return w;
     w.column_sum = cg_arena_take(arena, n_columns * sizeof *w.column_sum);
     w.words = cg_arena_take(arena, 4 + w.n_strips * CG_RANS_STREAM_BYTES +
                                        n_rows * n_columns * CG_RANS_CELL_BYTES +
@@ -142,11 +145,17 @@ static void lay_strips(work *w, size_t n_columns)
     }
 }
 
-size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows)
+size_t cg_lossless_encode_scratch_bytes(size_t n_columns, size_t n_rows)
 {
     cg_arena arena = {0};
-    (void)dtype;
-    (void)take_work(&arena, n_columns, n_rows);
+    (void)take_work(&arena, n_columns, n_rows, true);
+    return arena.used_bytes;
+}
+
+size_t cg_lossless_decode_scratch_bytes(size_t n_columns, size_t n_rows)
+{
+    cg_arena arena = {0};
+    (void)take_work(&arena, n_columns, n_rows, false);
     return arena.used_bytes;
 }
 
@@ -263,7 +272,7 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     if (dst_bytes < cg_lossless_bound_bytes(dtype, n_columns, n_rows))
         return 0;
     cg_arena arena = {scratch, 0};
-    work w = take_work(&arena, n_columns, n_rows);
+    work w = take_work(&arena, n_columns, n_rows, true);
     cut_all_cells(dtype, elements, n_elements, w.cells);
     const unsigned n_classes = choose_classes(&w, n_columns, n_rows, s.shift);
     uint8_t *out = dst;
@@ -355,7 +364,7 @@ cg_status cg_lossless_decode(unsigned dtype, const uint8_t *src, size_t src_byte
     const cg_lossless_split s = cg_lane_split(dtype);
     const size_t n_elements = n_columns * n_rows;
     cg_arena arena = {scratch, 0};
-    work w = take_work(&arena, n_columns, n_rows);
+    work w = take_work(&arena, n_columns, n_rows, false);
     cg_lossless_head head;
     size_t used_bytes;
     cg_status status =

@@ -5,7 +5,7 @@
  * The tables are part of the payload, so a lossless chunk needs no profile. Bytes: codec/FORMAT.md,
  * "Lossless payload". Elements are a matrix [n_rows][n_columns] of the dtype. align:
  * CG_RANS_ALIGNED in a chunk of version 3, else CG_RANS_PACKED. scratch:
- * cg_lossless_scratch_bytes() bytes, 64-byte aligned. Threads: pure functions on the caller's
+ * cg_lossless_..._scratch_bytes() bytes, 64-byte aligned. Threads: pure functions on the caller's
  * memory.
  */
 #ifndef CG_CODEC_LOSSLESS_H
@@ -17,8 +17,9 @@
 extern "C" {
 #endif
 
-/* For encoding and for decoding. */
-size_t cg_lossless_scratch_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
+/* About 10 bytes an element for encoding, whose streams are made there; 2 for decoding. */
+size_t cg_lossless_encode_scratch_bytes(size_t n_columns, size_t n_rows);
+size_t cg_lossless_decode_scratch_bytes(size_t n_columns, size_t n_rows);
 /* The most bytes that encoding can take. */
 size_t cg_lossless_bound_bytes(unsigned dtype, size_t n_columns, size_t n_rows);
 /* The fewest: a payload of fewer bytes is not whole. It is at least a third of the elements' bytes.
