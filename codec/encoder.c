@@ -119,6 +119,35 @@ static cg_status take_profile(cg_encoder *e, const cg_profile *profile)
     return status == CG_ERR_CORRUPT ? CG_ERR_INVALID_ARGUMENT : status;
 }
 
+/* Of the file that finish() makes of a level. */
+static cg_chunk_header header_of_file(const cg_encoder *e, cg_level level)
+{
+    cg_chunk_header header = e->header;
+    header.level = header.coarsest = (uint8_t)level;
+    /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
+     * those do not tell. */
+    while (level != CG_L0 && e->encoding.is_nested &&
+           cg_encoding_has(&e->encoding, header.coarsest + 1))
+        header.coarsest++;
+    header.n_sections = cg_section_plan_n_sections(level == CG_L0 ? NULL : e->profile, &header);
+    if (level == CG_L0) {
+        header.version = CG_CHUNK_VERSION;
+        memset(&header.profile, 0, sizeof header.profile);
+    }
+    return header;
+}
+
+/* Nested chunks of a thousand layers may have too many. */
+static bool has_too_many_sections(const cg_encoder *e)
+{
+    for (unsigned level = CG_L0; level < CG_N_LEVELS; level++) {
+        if (cg_encoding_has(&e->encoding, level) &&
+            header_of_file(e, (cg_level)level).n_sections > CG_CHUNK_MAX_SECTIONS)
+            return true;
+    }
+    return false;
+}
+
 /* Room for what the tasks make. */
 static cg_status reserve_output(cg_encoder *e)
 {
@@ -190,6 +219,8 @@ cg_status cg_encoder_new(const cg_profile *profile, const cg_chunk_header *heade
                                                            : CG_RANS_STREAM_PERCENT};
     if (level_mask >> 1 != 0)
         status = take_profile(e, profile);
+    if (status == CG_OK && has_too_many_sections(e))
+        status = CG_ERR_INVALID_ARGUMENT;
     if (status == CG_OK)
         status = reserve_output(e);
     if (status == CG_OK) {
@@ -450,20 +481,8 @@ cg_status cg_encoder_finish(cg_encoder *e, cg_level level, uint8_t **bytes_out, 
     *bytes_out = NULL;
     if (level < 0 || level >= CG_N_LEVELS || !cg_encoding_has(&e->encoding, level))
         return CG_ERR_INVALID_ARGUMENT;
-    cg_chunk_header header = e->header;
     const cg_profile *profile = level == CG_L0 ? NULL : e->profile;
-    header.level = header.coarsest = (uint8_t)level;
-    /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
-     * those do not tell. */
-    while (level != CG_L0 && e->encoding.is_nested &&
-           cg_encoding_has(&e->encoding, header.coarsest + 1))
-        header.coarsest++;
-    header.n_sections = cg_section_plan_n_sections(profile, &header);
-    if (level == CG_L0) {
-        header.version = CG_CHUNK_VERSION;
-        memset(&header.profile, 0, sizeof header.profile);
-    }
-
+    const cg_chunk_header header = header_of_file(e, level);
     cg_status status = CG_ERR_NO_MEMORY;
     const size_t token_bytes = header.token_bytes, tokens_bytes = header.n_tokens * token_bytes;
     uint8_t *tokens = malloc(tokens_bytes);

@@ -1044,6 +1044,39 @@ TEST(NestedCodec, NeedsNeighbouringLevelsAndAProfileThatNests)
     EXPECT_EQ(decode(plain.get(), c.chunk, &decoded), CG_ERR_CORRUPT);
 }
 
+// A file has at most CG_CHUNK_MAX_SECTIONS: 1,024 layers apart, with sinks and all levels, have one
+// more. It is said before any work.
+TEST(NestedCodec, RefusesMoreSectionsThanAFileMayHaveBeforeTheyAreCoded)
+{
+    ProfileSpec spec = spec_2(false);
+    spec.n_layers = CG_MAX_LAYERS;
+    spec.n_kv_heads = 1;
+    spec.head_dim = spec.rotary_dim = 2;
+    spec.group_layers.assign(CG_MAX_LAYERS, 1);
+    spec.most_components = 0;
+    spec.nests = spec.thin = true;
+    spec.n_sinks = 1;
+    const Profile profile = make_profile(spec);
+    const auto tokens = make_tokens(8, 1);
+    const struct {
+        uint32_t first_position;
+        uint8_t mask;
+        cg_status want;
+    } cases[] = {
+        {0, 0xe | CG_NESTED, CG_ERR_INVALID_ARGUMENT}, // 1 + 1024 * (4 + 2 + 2)
+        {8, 0xe | CG_NESTED, CG_OK},                   // no sinks
+        {0, 0xc | CG_NESTED, CG_OK},
+        {0, 0xf, CG_OK}, // a file for each level
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(testing::Message() << c.first_position << " " << int(c.mask));
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, c.first_position, 8);
+        cg_encoder *encoder = nullptr;
+        EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), c.mask, &encoder), c.want);
+        cg_encoder_free(encoder);
+    }
+}
+
 TEST(Codec, TasksRunOnAnyThreads)
 {
     ProfileSpec spec;
