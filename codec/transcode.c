@@ -80,6 +80,8 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
             if (status == CG_OK)
                 memcpy(pieces[i].bytes, src, sections[i].bytes);
         }
+        if (status == CG_OK && pieces[i].n_bytes > UINT32_MAX)
+            status = CG_ERR_INVALID_ARGUMENT;
         if (status != CG_OK)
             goto done;
         sections[i].bytes = (uint32_t)pieces[i].n_bytes;
