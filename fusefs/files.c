@@ -32,6 +32,14 @@ static bool shows_what_path_shows(const cg_fs_node *node, int fd, const char *pa
     return cg_view_equal(&view, &node->view);
 }
 
+static void count_chunk(cg_fs *fs, const char *path)
+{
+    cg_tree_name name;
+    cg_tree_parse(path, &name);
+    if (name.kind == CG_TREE_OBJECT_CHUNK || name.kind == CG_TREE_CONTEXT_CHUNK)
+        cg_metrics_add(&fs->metrics.opens_of_level[name.level], 1);
+}
+
 static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file **file_out)
 {
     if (writable)
@@ -93,21 +101,26 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
         if (error != 0)
             return error;
         const bool is_right = shows_what_path_shows(node, fd, path);
-        free(path);
         const bool has_acls = !fs->ignores_acls && cg_acls_are_on(fd, false);
         if (!is_right || has_acls) {
             close(fd);
+            free(path);
             return has_acls ? EACCES : ESTALE; /* the kernel looks the name up again */
         }
-        if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0)
+        if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0) {
+            free(path);
             return error;
+        }
         (*file_out)->appends = appends;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
         /* Being read counts as use, by which room is made (fusefs/space.h). */
-        if ((*file_out)->immutable)
+        if ((*file_out)->immutable) {
             cg_space_touch(fs, fd);
-        else if (!writable)
+            count_chunk(fs, path);
+        } else if (!writable) {
             cg_open_file_compare(fs, *file_out);
+        }
+        free(path);
     }
     /* Not by the open itself: a change of the content passes the gate. */
     if (error == 0 && truncates &&

@@ -67,6 +67,10 @@ char *cg_metrics_text(const cg_metrics *m)
     fprintf(out, "cachegenfs_opens_total{way=\"passthrough\"} %" PRIu64 "\n", m->opens_passthrough);
     fprintf(out, "cachegenfs_opens_total{way=\"daemon\"} %" PRIu64 "\n", m->opens_plain);
     fprintf(out, "cachegenfs_opens_total{way=\"write\"} %" PRIu64 "\n", m->opens_write);
+    family(out, "chunk_opens_total", "counter", "Published chunks opened to be read, by level.");
+    for (int level = 0; level < CG_N_LEVELS; level++)
+        fprintf(out, "cachegenfs_chunk_opens_total{level=\"L%d\"} %" PRIu64 "\n", level,
+                m->opens_of_level[level]);
     single(out, "read_bytes_total", "counter",
            "Bytes asked of the daemon (passthrough reads are not seen).", m->read_bytes);
     single(out, "written_bytes_total", "counter", "Bytes written through the daemon.",

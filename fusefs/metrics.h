@@ -4,6 +4,7 @@
  */
 #ifndef CG_FUSEFS_METRICS_H
 #define CG_FUSEFS_METRICS_H
+#include "codec/chunk.h"
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,7 +49,8 @@ typedef struct cg_latencies {
 typedef struct cg_metrics cg_metrics;
 struct cg_metrics {
     _Atomic uint64_t opens_passthrough, opens_plain, opens_write;
-    _Atomic uint64_t read_bytes, written_bytes; /* through the daemon, not by passthrough */
+    _Atomic uint64_t opens_of_level[CG_N_LEVELS]; /* published chunks, by the name's level */
+    _Atomic uint64_t read_bytes, written_bytes;   /* through the daemon, not by passthrough */
     _Atomic uint64_t published, published_bytes;
     _Atomic uint64_t refused[CG_N_REFUSALS];
     _Atomic uint64_t discarded; /* never became valid, thrown away at the last close */

@@ -10,6 +10,10 @@ mkdir -p "$mnt/m/contexts/c"
 check "a context is copied in" cp -r "$tmp/source/." "$mnt/m/contexts/c/"
 check "and read" same_tree "$tmp/source" "$mnt/m/contexts/c"
 cp "$mnt/.cachegenfs/metrics" "$tmp/metrics"
+opens_of() { sed -n "s/^cachegenfs_chunk_opens_total{level=\"$1\"} //p" "$tmp/metrics"; }
+level=$(basename "$(dirname "$(find "$tmp/source" -name 00000.kv | head -n 1)")")
+check "chunks that were read count by their level" equal "$(opens_of "$level")" "$(find "$tmp/source/$level" -name '*.kv' | wc -l)"
+check "of all levels" equal "$(grep -c '^cachegenfs_chunk_opens_total' "$tmp/metrics")" 4
 names() { sed -n 's/^\(cachegenfs_[a-z_]*\).*/\1/p' "$1" | sort -u; }
 check "the dashboard is JSON with panels" python3 -c \
     'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["panels"]) < 10)' "$dashboard"
