@@ -7,11 +7,13 @@ void cg_lanes_init(cg_lanes *lanes)
     *lanes = (cg_lanes){.n_running = {0}};
     pthread_mutex_init(&lanes->lock, NULL);
     cg_users_init(&lanes->changing, CG_LANE_USER_REQUESTS);
+    cg_users_init(&lanes->holding, CG_LANE_USER_BYTES);
 }
 
 void cg_lanes_destroy(cg_lanes *lanes)
 {
     cg_users_destroy(&lanes->changing);
+    cg_users_destroy(&lanes->holding);
     pthread_mutex_destroy(&lanes->lock);
 }
 
@@ -88,6 +90,35 @@ cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid)
     }
     pthread_mutex_unlock(&lanes->lock);
     return next;
+}
+
+static bool holds(uid_t uid, uint64_t n_bytes)
+{
+    return uid != (uid_t)-1 && n_bytes > CG_LANE_SMALL_BYTES;
+}
+
+bool cg_lanes_hold(cg_lanes *lanes, uid_t uid, uint64_t n_bytes)
+{
+    if (!holds(uid, n_bytes))
+        return true;
+    pthread_mutex_lock(&lanes->lock);
+    const bool may = n_bytes <= CG_LANE_BYTES - lanes->n_held_bytes &&
+                     (uid == 0 || cg_users_take_n(&lanes->holding, uid, n_bytes));
+    if (may)
+        lanes->n_held_bytes += n_bytes;
+    pthread_mutex_unlock(&lanes->lock);
+    return may;
+}
+
+void cg_lanes_let_go(cg_lanes *lanes, uid_t uid, uint64_t n_bytes)
+{
+    if (!holds(uid, n_bytes))
+        return;
+    pthread_mutex_lock(&lanes->lock);
+    lanes->n_held_bytes -= n_bytes;
+    if (uid != 0)
+        cg_users_give_back_n(&lanes->holding, uid, n_bytes);
+    pthread_mutex_unlock(&lanes->lock);
 }
 
 cg_lane_job *cg_lanes_take_waiting(cg_lanes *lanes)

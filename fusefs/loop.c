@@ -206,6 +206,23 @@ static waiting *copy_request(const struct fuse_buf *buf, cg_lane lane, uid_t uid
     return copy;
 }
 
+static void free_copy(loop *l, waiting *copy)
+{
+    cg_lanes_let_go(&l->lanes, copy->job.uid, copy->buf.size);
+    free(copy);
+}
+
+/* Too much waits already. ENOMEM says so to the caller: of EAGAIN many would think that they can
+ * wait for the file with poll(2), and others would try again at once. */
+static void refuse(const loop *l, const struct fuse_in_header *header)
+{
+    const struct fuse_out_header out = {
+        .len = sizeof out, .error = -ENOMEM, .unique = header->unique};
+    /* An error says that the caller is gone. */
+    const ssize_t n = write(fuse_session_fd(l->session), &out, sizeof out);
+    (void)n;
+}
+
 /* Runs what waits in the place that is free now. */
 static void run_next(loop *l, cg_lane lane, uid_t uid)
 {
@@ -215,7 +232,7 @@ static void run_next(loop *l, cg_lane lane, uid_t uid)
         lane = job->lane;
         uid = job->uid;
         process(l, &next->buf, next->request, next->arrived_ns);
-        free(next);
+        free_copy(l, next);
     }
 }
 
@@ -234,8 +251,13 @@ static void dispatch(loop *l, struct fuse_buf *buf)
         run_next(l, lane, uid);
         return;
     }
+    if (!cg_lanes_hold(&l->lanes, uid, buf->size)) {
+        refuse(l, header);
+        return;
+    }
     waiting *copy = copy_request(buf, lane, uid);
     if (copy == NULL) { /* better late than never */
+        cg_lanes_let_go(&l->lanes, uid, buf->size);
         process(l, buf, request, arrived_ns);
         return;
     }
@@ -243,7 +265,7 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     copy->arrived_ns = arrived_ns;
     if (cg_lanes_begin_or_wait(&l->lanes, &copy->job)) { /* a place came free meanwhile */
         process(l, &copy->buf, request, arrived_ns);
-        free(copy);
+        free_copy(l, copy);
         run_next(l, lane, uid);
     }
 }

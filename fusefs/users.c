@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-void cg_users_init(cg_users *users, uint32_t limit)
+void cg_users_init(cg_users *users, uint64_t limit)
 {
     *users = (cg_users){.limit = limit};
     pthread_mutex_init(&users->lock, NULL);
@@ -38,23 +38,35 @@ static cg_user_count *add(cg_users *users, uid_t uid)
 
 bool cg_users_take(cg_users *users, uid_t uid)
 {
-    pthread_mutex_lock(&users->lock);
-    cg_user_count *user = find(users, uid);
-    if (user == NULL)
-        user = add(users, uid);
-    const bool may = user != NULL && user->n < users->limit;
-    if (may)
-        user->n++;
-    pthread_mutex_unlock(&users->lock);
-    return may;
+    return cg_users_take_n(users, uid, 1);
 }
 
 void cg_users_give_back(cg_users *users, uid_t uid)
 {
+    cg_users_give_back_n(users, uid, 1);
+}
+
+bool cg_users_take_n(cg_users *users, uid_t uid, uint64_t n)
+{
+    pthread_mutex_lock(&users->lock);
+    cg_user_count *user = find(users, uid);
+    if (user == NULL)
+        user = add(users, uid);
+    const bool may = user != NULL && n <= users->limit - user->n;
+    if (may)
+        user->n += n;
+    else if (user != NULL && user->n == 0)
+        users->n_items--; /* it was just added, as the last one */
+    pthread_mutex_unlock(&users->lock);
+    return may;
+}
+
+void cg_users_give_back_n(cg_users *users, uid_t uid, uint64_t n)
+{
     pthread_mutex_lock(&users->lock);
     cg_user_count *user = find(users, uid);
     /* The last one takes its place: the list has only users that have some. */
-    if (user != NULL && --user->n == 0)
+    if (user != NULL && (user->n -= n) == 0)
         *user = users->items[--users->n_items];
     pthread_mutex_unlock(&users->lock);
 }

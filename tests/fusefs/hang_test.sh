@@ -23,7 +23,9 @@ at_end() {
 wait_for 20 test -e "$below_mnt/.cachegenfs/version" || skip fuse "no mount over a mount"
 mkdir "$below_mnt/store"
 store=$below_mnt/store
-mount_store -o passthrough=off
+as_root=
+[ "$(id -u)" != 0 ] || as_root=,allow_other
+mount_store -o passthrough=off$as_root
 
 mkdir "$mnt/m"
 for i in $(seq 60); do
@@ -45,12 +47,49 @@ with open(go) as wait:
 for thread in threads:
     thread.start()
 '
+# A hundred writes of 1 MiB each, by a user who has the files open before it hangs: 8 are under way, and 64 MiB wait.
+# Under strict names: before a write to others the kernel asks for attributes, and would wait for those.
+write_all='
+import errno, os, sys, threading
+folder, go, refused = sys.argv[1:]
+files = [os.open(f"{folder}/{i:05}.kv", os.O_WRONLY | os.O_CREAT, 0o644) for i in range(100)]
+refusals = []
+tell = os.open(refused, os.O_RDWR)
+def fill(file):
+    try:
+        os.write(file, b"x" * (1 << 20))
+    except OSError as error:
+        refusals.append(error.errno)
+        os.write(tell, b"refused\n")
+os.setgroups([])
+os.setgid(23456)
+os.setuid(12345)
+threads = [threading.Thread(target=fill, args=(file,)) for file in files]
+with open(go, "w") as ready:
+    ready.write("open\n")
+with open(go) as wait:
+    wait.read()
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(set(refusals) != {errno.ENOMEM} or len(refusals) > 60)
+'
 mkfifo "$tmp/go"
 python3 -c "$copy_all" "$mnt/m" "$tmp/go" &
 clients+=($!)
 read -r _ < "$tmp/go"
 waiting=/sys/fs/fuse/connections/$(mountpoint -d "$mnt" | cut -d: -f2)/waiting
 so_many_wait() { [ "$(cat "$waiting")" -ge "$1" ]; }
+if [ -n "$as_root" ]; then
+    mkdir -p "$mnt/large/contexts/c/L1"
+    mkfifo -m 666 "$tmp/go_write" "$tmp/refused"
+    chmod 755 "$tmp"
+    python3 -c "$write_all" "$mnt/large/contexts/c/L1" "$tmp/go_write" "$tmp/refused" &
+    writer=$!
+    clients+=($!)
+    read -r _ < "$tmp/go_write"
+fi
 kill -STOP "$below_daemon"
 echo go > "$tmp/go"
 [ ! -e "$waiting" ] || check "sixty copies wait" wait_for 20 so_many_wait 60
@@ -70,14 +109,23 @@ wait_for 10 many_threads
 check "metrics answer while the store hangs" timeout 20 grep -q cachegenfs_opens_total "$mnt/.cachegenfs/metrics"
 check "the version, too" timeout 20 cat "$mnt/.cachegenfs/version"
 check "the root has attributes" timeout 20 stat "$mnt"
+if [ -n "$as_root" ]; then
+    echo go > "$tmp/go_write"
+    check "what waits of a user has a limit" timeout 20 head -n 1 "$tmp/refused"
+    check "and metrics still answer" timeout 20 grep -q cachegenfs_opens_total "$mnt/.cachegenfs/metrics"
+fi
 kill -CONT "$below_daemon"
+if [ -n "$as_root" ]; then
+    wait "$writer"
+    check "what is refused is ENOMEM, and the rest is written" equal $? 0
+fi
 for client in "${clients[@]}"; do
     wait "$client"
 done
 clients=()
 check "everything that waited was done" equal "$(ls "$mnt/m" | wc -l)" 180
 check "copies, too" equal "$(cat "$mnt"/m/copy* | sort -n | tr '\n' ' ')" "$(seq 60 | tr '\n' ' ')"
-check "the root is as it is now" equal "$(mkdir "$mnt/new" && stat -c %h "$mnt")" 5
+check "the root is as it is now" equal "$(mkdir "$mnt/new" && stat -c %h "$mnt")" "$(stat -c %h "$store")"
 check "and is right" equal "$(cat "$mnt"/m/new* | sort | uniq -c | tr -s ' ')" " 60 new"
 # By number 0, read(2), of x86-64. Two are enough: one works, and one waits meanwhile.
 few_read() {

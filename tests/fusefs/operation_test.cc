@@ -353,6 +353,27 @@ TEST_F(LanesTest, UserHasAPartOfTheChangesAndOthersTheRest)
     EXPECT_EQ(cg_lanes_take_waiting(&lanes), nullptr);
 }
 
+TEST_F(LanesTest, BytesThatWaitHaveALimitForEachUserAndForAll)
+{
+    const uint64_t large = 1 << 20;
+    uint64_t n = 0;
+    while (cg_lanes_hold(&lanes, 1000, large))
+        n += large;
+    EXPECT_EQ(n, static_cast<uint64_t>(CG_LANE_USER_BYTES));
+    EXPECT_TRUE(cg_lanes_hold(&lanes, 1000, CG_LANE_SMALL_BYTES)) << "as the last close of a file";
+    EXPECT_TRUE(cg_lanes_hold(&lanes, static_cast<uid_t>(-1), large));
+    cg_lanes_let_go(&lanes, static_cast<uid_t>(-1), large);
+    for (uid_t uid = 1001; cg_lanes_hold(&lanes, uid, large); uid += n % 8 == 0)
+        n += large;
+    EXPECT_EQ(n, static_cast<uint64_t>(CG_LANE_BYTES));
+    EXPECT_FALSE(cg_lanes_hold(&lanes, 0, large)) << "root has a part of what is for all";
+    cg_lanes_let_go(&lanes, 1000, large);
+    EXPECT_TRUE(cg_lanes_hold(&lanes, 0, large));
+    EXPECT_FALSE(cg_lanes_hold(&lanes, 1000, large)) << "all have too much";
+    cg_lanes_let_go(&lanes, 0, large);
+    EXPECT_TRUE(cg_lanes_hold(&lanes, 1000, large));
+}
+
 TEST_F(LanesTest, FullLaneKeepsNoOtherLaneWaiting)
 {
     for (uid_t uid = 0; uid < CG_LANE_REQUESTS; uid++)
