@@ -1,4 +1,5 @@
 /* fusefs/attributes.c - attributes of files and of the file system: their part of fusefs/core.h. */
+#include "fusefs/acls.h"
 #include "fusefs/contents.h"
 #include "fusefs/contexts.h"
 #include "fusefs/fs.h"
@@ -52,7 +53,9 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
         if ((error = cg_published_open_to_change(fs, node, O_WRONLY, &fd, NULL)) != 0)
             return error;
     }
-    error = cg_contents_truncate(fs, node, fd, size);
+    error = pending == NULL && !fs->ignores_acls && cg_acls_are_on(fd, false)
+                ? EACCES
+                : cg_contents_truncate(fs, node, fd, size);
     if (pending != NULL)
         cg_pending_put(fs, pending);
     else

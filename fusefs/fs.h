@@ -6,6 +6,7 @@
  */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H
+#include "fusefs/acls.h"
 #include "fusefs/control.h"
 #include "fusefs/core.h"
 #include "fusefs/metrics.h"
@@ -45,6 +46,7 @@ struct cg_fs {
     int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
     bool read_only; /* asked for, or the store is */
     bool ignores_acls;
+    cg_acl_notes acl_notes;
     bool is_root; /* what is created is given to its caller */
     uint64_t max_file_bytes;
     size_t max_listed_files;

@@ -94,6 +94,11 @@ int cg_reach_dir(cg_fs *fs, cg_fs_node *node, const char *leaf, int *fd_out, cha
 {
     char *dir = NULL;
     int error = cg_reach_open(fs, node, O_PATH | O_DIRECTORY, fd_out, &dir);
+    if (error == 0 && !fs->ignores_acls &&
+        cg_acls_are_on_folder(&fs->acl_notes, *fd_out, node->generation)) {
+        close(*fd_out);
+        error = EACCES;
+    }
     if (error != 0 || path_out == NULL) {
         free(dir);
         return error;

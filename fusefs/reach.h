@@ -19,7 +19,7 @@ typedef struct cg_reached {
  * names of the node hold other files or nothing. ENOENT: it has no name. */
 int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **path_out);
 /* Opens an O_PATH descriptor of a directory; the caller closes it. *path_out (path_out may be NULL)
- * is the path of leaf in it; the caller frees it. */
+ * is the path of leaf in it; the caller frees it. EACCES: it has an access control list. */
 int cg_reach_dir(cg_fs *fs, cg_fs_node *node, const char *leaf, int *fd_out, char **path_out);
 /* A descriptor for attributes: that of an open file if there is one, else a new one. cg_reach_end()
  * gives it back. */

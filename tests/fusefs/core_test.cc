@@ -749,6 +749,34 @@ TEST_F(FsTest, AccessControlListsAreNotPassedOver)
     cg_fs_free(second);
 }
 
+TEST_F(FsTest, FolderWithAnAccessControlListIsClosed)
+{
+    fs.mkdirs("m/a/b/c/sub");
+    ASSERT_EQ(fs.put("m/a/b/c/file", {1}), 0);
+    ASSERT_EQ(fs.put("m/mine", {1}), 0);
+    const std::string path = store.path + "/m/a/b/c";
+    for (const std::string name : {"system.posix_acl_access", "system.posix_acl_default"}) {
+        if (!set_acl(path, name.c_str()))
+            GTEST_SKIP() << "no access control lists here";
+        EXPECT_EQ(fs.look("m/a/b/c"), 0);
+        EXPECT_EQ(fs.look("m/a/b/c/file"), EACCES);
+        EXPECT_EQ(fs.put("m/a/b/c/new", {1}), EACCES);
+        EXPECT_EQ(fs.mkdir("m/a/b/c/new"), EACCES);
+        EXPECT_EQ(fs.symlink("x", "m/a/b/c/new"), EACCES);
+        EXPECT_EQ(fs.link("m/mine", "m/a/b/c/new"), EACCES);
+        EXPECT_EQ(fs.unlink("m/a/b/c/file"), EACCES);
+        EXPECT_EQ(fs.rmdir("m/a/b/c/sub"), EACCES);
+        EXPECT_EQ(fs.rename("m/a/b/c/file", "m/new"), EACCES);
+        EXPECT_EQ(fs.rename("m/mine", "m/a/b/c/new"), EACCES);
+        EXPECT_TRUE(store.has("m/a/b/c/file") && store.has("m/a/b/c/sub"));
+        EXPECT_FALSE(store.has("m/a/b/c/new"));
+        ASSERT_EQ(removexattr(path.c_str(), name.c_str()), 0);
+        EXPECT_EQ(fs.look("m/a/b/c/file"), 0);
+    }
+    ASSERT_TRUE(set_acl(store.path + "/m/mine", "system.posix_acl_access"));
+    EXPECT_EQ(fs.truncate("m/mine", 0), EACCES);
+}
+
 TEST_F(FsTest, WhatIsMadeIsItsCallersFromTheStartAndNotGivenAwayByName)
 {
     if (geteuid() != 0)

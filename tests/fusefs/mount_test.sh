@@ -232,6 +232,13 @@ programs_of_others() {
     ! command -v git > /dev/null || check "git" repository "$mnt/m/others/repository"
 }
 
+# group::---, user:1234:rwx, mask::rwx
+set_list='
+import os, struct, sys
+entries = [(1, 7, -1), (2, 7, 1234), (4, 0, -1), (16, 7, -1), (32, 0, -1)]
+packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+os.setxattr(sys.argv[1], "system.posix_acl_access", packed)
+'
 others_work() {
     [ "$(id -u)" = 0 ] || return 0
     mkdir -m 777 "$mnt/m/open"
@@ -251,6 +258,21 @@ others_work() {
     chmod 600 "$store/m/contexts/open/L1/00000.kv"
     check "blocks that are reserved for root are not for others (CAP_SYS_RESOURCE)" \
         bash -c '! (( 0x$(sed -n "s/^CapEff:\t//p" "/proc/$1/status") >> 24 & 1 ))' bash "$daemon"
+    # A list whose mask the mode shows as rights of the group, which it does not have.
+    mkdir -p "$mnt/m/open/a/b"
+    : > "$mnt/m/open/a/b/file"
+    : > "$store/m/open/a/b/unseen"
+    chmod -R 770 "$store/m/open/a"
+    chown -R 12345:23456 "$store/m/open/a"
+    as_group=(setpriv --reuid 54321 --regid 23456 --clear-groups)
+    check "without a list the group may" "${as_group[@]}" touch "$mnt/m/open/a/b/first"
+    if python3 -c "$set_list" "$store/m/open/a/b" 2> /dev/null; then
+        for action in 'touch "$1/new"' 'mkdir "$1/new"' 'rm "$1/file"' 'mv "$1/file" "$1/../file"' 'cat "$1/unseen"' 'ls "$1"'; do
+            check "with one it may not: $action" fails "${as_group[@]}" sh -c "$action" sh "$mnt/m/open/a/b"
+        done
+        check "nothing changed" equal "$(ls "$store/m/open/a/b" | tr '\n' ' ')" "file first unseen "
+    fi
+    rm -r "$store/m/open/a"
     check "modes are obeyed" fails setpriv --reuid 54321 --regid 54321 --clear-groups cat "$contexts/open/L1/00000.kv"
 }
 
