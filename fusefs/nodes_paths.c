@@ -1,0 +1,105 @@
+/* Paths of nodes, by the names that lead up from them. */
+#include "fusefs/nodes_table.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
+{
+    const cg_node_name *name = node->names;
+    while (name != NULL && name_index-- > 0)
+        name = name->next;
+    return name;
+}
+
+/* cg_nodes_path() with the lock held. */
+static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+                     const char *leaf, char **path_out)
+{
+    size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
+    unsigned index = name_index;
+    cg_node_climb c = {0};
+    *path_out = NULL;
+    /* The root has one path, the empty one, and no names. */
+    if (node == nodes->root && name_index > 0)
+        return ENOENT;
+    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
+        const cg_node_name *name = name_at(at, index);
+        if (name == NULL) /* only the node's own name says that there are no more of them */
+            return at == node ? ENOENT : ESTALE;
+        if (cg_node_climb_goes_round(&c, at))
+            return ESTALE;
+        n_bytes += strlen(name->text) + 1;
+        at = name->parent;
+    }
+    char *path = malloc(n_bytes);
+    if (path == NULL)
+        return ENOMEM;
+    /* Written from its end to its start, as the names are found. Names above the first are each
+     * node's latest. */
+    char *end = path + n_bytes - 1;
+    *end = '\0';
+    if (leaf != NULL)
+        end = memcpy(end - strlen(leaf), leaf, strlen(leaf));
+    index = name_index;
+    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
+        const cg_node_name *name = name_at(at, index);
+        if (*end != '\0')
+            *--end = '/';
+        end = memcpy(end - strlen(name->text), name->text, strlen(name->text));
+        at = name->parent;
+    }
+    memmove(path, end, strlen(end) + 1);
+    *path_out = path;
+    return 0;
+}
+
+int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
+                  char **path_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const int error = make_path(nodes, node, name_index, leaf, path_out);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, uint64_t epoch)
+{
+    char *first;
+    pthread_mutex_lock(&nodes->lock);
+    /* The last name stays, right or wrong. */
+    while (nodes->rename_epoch == epoch && nodes->n_renames == 0 && node->names != NULL &&
+           node->names->next != NULL) {
+        const int error = make_path(nodes, node, 0, NULL, &first);
+        const bool is_right = error == 0 && strcmp(first, path) == 0;
+        free(first);
+        if (is_right || (error != 0 && error != ESTALE))
+            break;
+        cg_nodes_remove_name(nodes, node->names);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+                          char **path_out)
+{
+    int error = ENOENT;
+    *path_out = NULL;
+    pthread_mutex_lock(&nodes->lock);
+    const cg_fs_node *at = *cg_node_bucket(nodes, node->dev, node->ino);
+    for (; at != NULL; at = at->hash_next) {
+        if (at->dev != node->dev || at->ino != node->ino || at->type != node->type)
+            continue;
+        unsigned n_names = 0;
+        for (const cg_node_name *name = at->names; name != NULL; name = name->next)
+            n_names++;
+        if (name_index < n_names) {
+            error = make_path(nodes, at, name_index, NULL, path_out);
+            break;
+        }
+        name_index -= n_names;
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
