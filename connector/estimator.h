@@ -68,11 +68,12 @@ bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is
  * divided equally among the reads under way. A read's bytes over the sum of its shares is the
  * link's speed. Its bytes over its own duration would be n times too low with n reads at once. All
- * reads of a process from one store share a meter. A link may serve reads in order instead. Then
- * the first of a burst get less than what they took and the last get more. That cancels out over as
- * many reads as were under way at once, so a sample has at least so many. Left out: what came from
- * the page cache, faster than a link could; and a small read that had the link to itself and was
- * slower than the estimate, for that was a round trip rather than the link.
+ * reads of a process from one store share a meter.
+ * A link may serve reads in order instead. Then the first of a burst get less than what they took
+ * and the last get more. That cancels out over as many reads as were under way at once, so a sample
+ * has at least so many.
+ * Left out: what came from the page cache, faster than a link could; and a small read that had the
+ * link to itself and was slower than the estimate, for that was a round trip rather than the link.
  * A read that hangs gets nothing of the link, so it gets no share either: it is set aside when it
  * is old and reads that began after it have brought more than twice what would have been its part
  * meanwhile. If it comes all the same, its bytes count, with the share that it had until then, but
