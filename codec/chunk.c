@@ -19,7 +19,7 @@ static bool check_levels(cg_chunk_header *h)
 {
     const bool has_ends = h->level_bytes[CG_L3] != 0 || h->level_bytes[CG_L2] != 0;
     const bool nested =
-        h->version >= CG_CHUNK_VERSION ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
+        h->version >= CG_CHUNK_VERSION_ALIGNED ? has_ends : h->version == CG_CHUNK_VERSION_NESTED;
     h->is_nested = nested;
     h->coarsest = h->level_bytes[CG_L3] != 0   ? CG_L3
                   : h->level_bytes[CG_L2] != 0 ? CG_L2
@@ -101,7 +101,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
         return CG_ERR_CORRUPT;
     static const cg_fingerprint none;
     if (h.level == CG_L0 &&
-        (memcmp(&h.profile, &none, sizeof none) != 0 || h.version > CG_CHUNK_VERSION))
+        (memcmp(&h.profile, &none, sizeof none) != 0 || h.version > CG_CHUNK_VERSION_ALIGNED))
         return CG_ERR_CORRUPT;
     if (h.level <= CG_L1 && h.prefix_level > h.level) /* a quality that this KV cannot have */
         return CG_ERR_CORRUPT;
@@ -435,7 +435,8 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
         return CG_ERR_INVALID_ARGUMENT;
     const uint32_t header_bytes = CG_CHUNK_FIXED_BYTES + h->n_sections * CG_CHUNK_SECTION_BYTES;
     const bool is_nested = h->coarsest > h->level;
-    const bool is_aligned = h->version >= CG_CHUNK_VERSION && h->version <= CG_CHUNK_VERSION_STEPS;
+    const bool is_aligned =
+        h->version >= CG_CHUNK_VERSION_ALIGNED && h->version <= CG_CHUNK_VERSION_STEPS;
     const uint32_t version = is_aligned  ? h->version
                              : is_nested ? CG_CHUNK_VERSION_NESTED
                                          : CG_CHUNK_VERSION_SINGLE;

@@ -19,11 +19,11 @@ extern "C" {
 #endif
 
 enum {
-    CG_CHUNK_VERSION = 3,        /* of new chunks, nested or not: sections are aligned */
-    CG_CHUNK_VERSION_JOINT = 4,  /* the same, of profiles with a joint matrix */
-    CG_CHUNK_VERSION_STEPS = 5,  /* of profiles of version 4: each block has a step of its own */
-    CG_CHUNK_VERSION_SINGLE = 1, /* one level; of profiles of version 1 */
-    CG_CHUNK_VERSION_NESTED = 2, /* the same, nested */
+    CG_CHUNK_VERSION_ALIGNED = 3, /* of new chunks, nested or not: sections are aligned */
+    CG_CHUNK_VERSION_JOINT = 4,   /* the same, of profiles with a joint matrix */
+    CG_CHUNK_VERSION_STEPS = 5,   /* of profiles of version 4: each block has a step of its own */
+    CG_CHUNK_VERSION_SINGLE = 1,  /* one level; of profiles of version 1 */
+    CG_CHUNK_VERSION_NESTED = 2,  /* the same, nested */
     CG_CHUNK_ALIGN = 16, /* from version 3 on: of sections in the file, of streams in a section */
     CG_CHUNK_FIXED_BYTES =
         160, /* the fixed header; enough of a file to read header_bytes and file_bytes */
@@ -109,7 +109,7 @@ typedef struct cg_chunk {
 /* At multiples of how many bytes sections begin and, in them, matrices and streams. */
 static inline size_t cg_chunk_align(uint32_t version)
 {
-    return version >= CG_CHUNK_VERSION ? CG_CHUNK_ALIGN : 1;
+    return version >= CG_CHUNK_VERSION_ALIGNED ? CG_CHUNK_ALIGN : 1;
 }
 
 /* Tells the scales [n_layers][2] of an fp8 cache (codec/profile.h) from others. 0: all are 1. */
@@ -164,8 +164,8 @@ cg_status cg_chunk_tokens(const cg_chunk *chunk, uint32_t *tokens_out);
 /* Writes header and section table into the first bytes of bytes[n_bytes], and fills all checksums.
  * The caller has laid the sections out behind them, in table order, each padded with zeros to
  * cg_chunk_align() of the version. Of sections, kind, plane, group and bytes are used. The file is
- * nested when coarsest is above level. version: CG_CHUNK_VERSION or a later one; any other means
- * that of profiles of version 1. header_bytes, file_bytes, level_bytes and is_nested of
+ * nested when coarsest is above level. version: CG_CHUNK_VERSION_ALIGNED or a later one; any other
+ * means that of profiles of version 1. header_bytes, file_bytes, level_bytes and is_nested of
  * header are ignored. CG_ERR_INVALID_ARGUMENT: the sections do not add up to n_bytes. */
 cg_status cg_chunk_finish(const cg_chunk_header *header, const cg_section *sections, uint8_t *bytes,
                           size_t n_bytes);

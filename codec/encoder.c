@@ -131,7 +131,7 @@ static cg_chunk_header header_of_file(const cg_encoder *e, cg_level level)
         header.coarsest++;
     header.n_sections = cg_section_plan_n_sections(level == CG_L0 ? NULL : e->profile, &header);
     if (level == CG_L0) {
-        header.version = CG_CHUNK_VERSION;
+        header.version = CG_CHUNK_VERSION_ALIGNED;
         memset(&header.profile, 0, sizeof header.profile);
     }
     return header;

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 enum {
-    CG_PROFILE_VERSION = 2,
+    CG_PROFILE_VERSION_BANDS = 2, /* bases in bands, decoded to the same bits everywhere */
     CG_PROFILE_VERSION_JOINT = 3, /* with a joint matrix over all layer groups */
     CG_PROFILE_VERSION_STEPS = 4, /* with one or without: blocks have steps of their own */
     CG_PROFILE_MAX_BYTES = 1 << 30,

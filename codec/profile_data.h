@@ -144,7 +144,7 @@ static inline uint32_t cg_profile_chunk_version(const cg_profile *p)
 {
     return p->version == 1                          ? CG_CHUNK_VERSION_SINGLE
            : p->version == CG_PROFILE_VERSION_STEPS ? CG_CHUNK_VERSION_STEPS
-           : p->joint == NULL                       ? CG_CHUNK_VERSION
+           : p->joint == NULL                       ? CG_CHUNK_VERSION_ALIGNED
                                                     : CG_CHUNK_VERSION_JOINT;
 }
 

@@ -59,7 +59,7 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, s
     if (status != CG_OK)
         return status;
     const cg_chunk_header *h = &chunk.header;
-    if (h->version < CG_CHUNK_VERSION)
+    if (h->version < CG_CHUNK_VERSION_ALIGNED)
         return CG_ERR_UNSUPPORTED_VERSION;
     const cg_profile *profile = h->level != CG_L0 && laid != NULL ? laid->profile : NULL;
     if (h->level != CG_L0 && (status = cg_section_plan_profile_check(profile, h)) != CG_OK)

@@ -435,7 +435,7 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
 {
     *laid_out = NULL;
-    if (profile->version < CG_PROFILE_VERSION)
+    if (profile->version < CG_PROFILE_VERSION_BANDS)
         return CG_ERR_UNSUPPORTED_VERSION;
     const size_t n_matrices = cg_profile_n_bases(profile);
     cg_cuda_profile *l = calloc(1, sizeof *l + n_matrices * sizeof *l->matrices);

@@ -369,7 +369,7 @@ TEST_F(ChunkTest, AHeaderThatChangesWhileItIsVerifiedIsCorrupt)
 
 TEST_F(ChunkTest, AlignsTheSectionsOfVersion3)
 {
-    header.version = CG_CHUNK_VERSION;
+    header.version = CG_CHUNK_VERSION_ALIGNED;
     const Bytes file = make();
     EXPECT_EQ(cg_get_le(file.data() + 8, 4), 3u);
     EXPECT_EQ(file.size(), 256u + 16 + 48 + 16 + 0 + 16 + 48);
@@ -515,7 +515,7 @@ TEST_F(NestedChunkTest, HoldsTwoLevelsToo)
 
 TEST_F(NestedChunkTest, LevelsOfVersion3EndBehindTheirPadding)
 {
-    header.version = CG_CHUNK_VERSION;
+    header.version = CG_CHUNK_VERSION_ALIGNED;
     const Bytes file = make();
     EXPECT_EQ(cg_get_le(file.data() + 8, 4), 3u);
     const size_t ends[] = {0, file.size(), file.size() - 64, file.size() - 64 - 64};
@@ -581,7 +581,7 @@ TEST_F(NestedChunkTest, TheJointMatrixStandsFirstInALevel)
         EXPECT_EQ(verify(make()), CG_ERR_CORRUPT) << c.what;
     }
     sections = good;
-    header.version = CG_CHUNK_VERSION;
+    header.version = CG_CHUNK_VERSION_ALIGNED;
     EXPECT_EQ(verify(make()), CG_ERR_CORRUPT);
 }
 

@@ -168,7 +168,7 @@ static void exercise_repaired(const uint8_t *bytes, size_t n_bytes)
         .version = is_1                                             ? CG_CHUNK_VERSION_SINGLE
                    : profile == profiles[STEPS_4] && level != CG_L0 ? CG_CHUNK_VERSION_STEPS
                    : profile == profiles[JOINT_3] && level != CG_L0 ? CG_CHUNK_VERSION_JOINT
-                                                                    : CG_CHUNK_VERSION,
+                                                                    : CG_CHUNK_VERSION_ALIGNED,
         .level = level,
         .token_bytes = (uint8_t)(2 + bytes[26] % 3),
         .first_position = (uint32_t)(bytes[36] / 8 % 8 * 8),

@@ -48,7 +48,8 @@ inline std::vector<uint32_t> draw_tokens(size_t n, uint32_t seed)
 
 // A chunk of these tokens; before: the chunk that it follows, or nullptr. payload_bytes are drawn
 // from seed: same arguments, same file. profile: of levels 1 to 3. coarsest: above level, a nested
-// chunk, payload_bytes a level. prefix_level: its provenance. version: CG_CHUNK_VERSION, or older.
+// chunk, payload_bytes a level. prefix_level: its provenance. version: CG_CHUNK_VERSION_ALIGNED, or
+// older.
 inline Chunk make_chunk(const Chunk *before, const std::vector<uint32_t> &tokens, cg_level level,
                         const cg_fingerprint *profile = nullptr, size_t payload_bytes = 1000,
                         uint32_t seed = 1, cg_level coarsest = CG_L0, cg_level prefix_level = CG_L0,

@@ -401,7 +401,7 @@ TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst)
     for (const int kind : {0, 1, 2, 3}) {
         const bool are_whole = kind % 2 == 1;
         whole = make_chunk(nullptr, tokens, CG_L1, &profile, 1000, /*seed=*/1, CG_L3, CG_L0,
-                           kind < 2 ? 1 : CG_CHUNK_VERSION);
+                           kind < 2 ? 1 : CG_CHUNK_VERSION_ALIGNED);
         ASSERT_EQ(whole.header.version, kind < 2 ? 2u : 3u);
         std::vector<unsigned> order = {CG_L1, CG_L2, CG_L3};
         do {
