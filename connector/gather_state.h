@@ -1,0 +1,61 @@
+/* connector/gather_state.h - what the two halves of connector/gather.h share: the sending ranks'
+ * (gather_send.c), and the one's that listens (gather_take.c).
+ */
+#ifndef CG_CONNECTOR_GATHER_STATE_H
+#define CG_CONNECTOR_GATHER_STATE_H
+#include "connector/gather.h"
+
+#include <pthread.h>
+#include <sys/types.h>
+
+enum {
+    CG_GATHER_MAX_RANKS = 256,
+    CG_GATHER_ALIGNMENT = 64,     /* of a part's data */
+    CG_GATHER_MAGIC = 0x32706763, /* of this version's parts */
+};
+
+/* A part's memory: the head, the chunks, then their data. Sender and listener are of one machine.
+ */
+typedef struct cg_gather_head {
+    uint32_t magic, n_chunks; /* no chunks: a refusal */
+    uint32_t first_head, n_heads;
+    uint64_t number;
+} cg_gather_head;
+
+struct cg_gather {
+    cg_gather_config config; /* constant; group is not kept */
+    pid_t pid;               /* constant: of the process that it works in */
+    cg_key name;             /* constant: of its socket */
+    int listener;            /* constant; -1: this one sends */
+
+    /* What listens: one thread at a time. */
+    int connections[CG_GATHER_MAX_RANKS];
+    uint32_t n_connections;
+    struct cg_gather_received *parts;
+
+    /* What sends. */
+    pthread_mutex_t lock;
+    int sender;                           /* the lock; -1: not connected */
+    uint64_t passed_bytes;                /* the lock: that the listener has not dropped yet */
+    uint64_t begun_bytes;                 /* the lock: of all turns */
+    struct cg_gather_turn *first, **last; /* the lock: turns, as they were begun */
+};
+
+static inline uint64_t cg_gather_chunk_bytes(const cg_gather *g, uint32_t n_tokens,
+                                             uint32_t n_heads)
+{
+    const cg_geometry *m = &g->config.geometry;
+    return (uint64_t)CG_N_PLANES * m->n_layers * n_tokens * n_heads * m->head_dim *
+           cg_dtype_bytes(m->dtype);
+}
+
+static inline uint64_t cg_gather_data_begin(uint32_t n_chunks)
+{
+    const uint64_t end = sizeof(cg_gather_head) + n_chunks * sizeof(cg_gather_chunk);
+    return (end + CG_GATHER_ALIGNMENT - 1) / CG_GATHER_ALIGNMENT * CG_GATHER_ALIGNMENT;
+}
+
+/* For cg_gather_free(). */
+void cg_gather_free_turns(cg_gather *g);
+void cg_gather_free_parts(cg_gather *g);
+#endif
