@@ -45,8 +45,9 @@ typedef struct cg_decoder cg_decoder;
  * sections' checksums are left to cg_decoder_run().
  *
  * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
- * to its geometry, however small the file is. With a joint matrix the decoder also holds two bytes
- * for each shared component of a token. Time goes by the geometry, too, whatever the bytes are: a
+ * to its geometry, however small the file is. The decoder holds at most 4 bytes an element and 1
+ * MiB: tables of the rotation, no more of them than layers, and with a joint matrix two bytes for
+ * each shared component of a token. Time goes by the geometry, too, whatever the bytes are: a
  * symbol takes at most four words of its stream. With a profile of version 2 it has at most three
  * digits, so that the largest symbols take three times the products of small ones.
  *
@@ -157,7 +158,7 @@ cg_status cg_encoder_finish(cg_encoder *encoder, cg_level level, uint8_t **bytes
 /* Makes the same chunk at a coarser lossy level. Its symbols are scaled and coded again, without
  * KLT or rotation. A nested chunk that holds the level is cut instead. From L0 use a decoder and an
  * encoder. *bytes_out is malloc'ed, the caller's. CG_ERR_INVALID_ARGUMENT: level is not coarser, or
- * the chunk is L0. Errors of cg_decoder_new(). One thread. */
+ * the chunk is L0, or a section would have 4 GiB. Errors of cg_decoder_new(). One thread. */
 cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n_bytes,
                        cg_level level, uint8_t **bytes_out, size_t *n_bytes_out);
 

@@ -39,6 +39,27 @@ static bool read_finite(cg_cursor *in, float *values, size_t n_values, bool posi
     return true;
 }
 
+/* Tables that no layer has are left out, so that there are no more than layers: decoders take
+ * memory by the number of tables. */
+static void drop_unused_ropes(cg_profile *p)
+{
+    const size_t half = p->rotary_dim / 2;
+    uint32_t n_used = 0;
+    for (uint32_t rope = 0; rope < p->n_ropes; rope++) {
+        bool is_used = false;
+        for (uint32_t i = 0; i < p->geometry.n_layers; i++) {
+            if (p->layer_rope[i] == rope) {
+                p->layer_rope[i] = (uint8_t)n_used;
+                is_used = true;
+            }
+        }
+        if (is_used)
+            memmove(p->inv_freq + n_used++ * half, p->inv_freq + rope * half,
+                    half * sizeof *p->inv_freq);
+    }
+    p->n_ropes = n_used;
+}
+
 /* Everything with a size known from the header: rotation, groups, steps, channel tables. */
 static cg_status read_tables(cg_cursor *in, cg_profile *p)
 {
@@ -69,6 +90,7 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
         if (!cg_cursor_u8(in, &p->layer_rope[i]) || p->layer_rope[i] >= p->n_ropes)
             return CG_ERR_CORRUPT;
     }
+    drop_unused_ropes(p);
     for (uint32_t g = 0; g < p->n_groups; g++) {
         uint16_t n_layers;
         if (!cg_cursor_u16(in, &n_layers) || n_layers == 0 ||

@@ -309,6 +309,17 @@ ProfileSpec empty_bases()
     return spec;
 }
 
+// One head, whose rotation is as large as it is.
+ProfileSpec one_layer_spec()
+{
+    ProfileSpec spec = spec_2(false);
+    spec.n_layers = spec.n_kv_heads = 1;
+    spec.head_dim = 256;
+    spec.group_layers = {1};
+    spec.most_components = 8;
+    return spec;
+}
+
 class MemoryTest : public testing::TestWithParam<const char *>
 {
   protected:
@@ -372,6 +383,52 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
     }
     EXPECT_GT(n_opened, 20u);
     EXPECT_GT(n_joint, 3u);
+}
+
+// The bound that codec/codec.h states, however many tables of a rotation a profile has.
+TEST_P(MemoryTest, ADecoderTakesAMultipleOfTheElements)
+{
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        Random random(seed);
+        ProfileSpec spec = seed == 0   ? one_layer_spec()
+                           : seed == 1 ? paper_spec()
+                                       : draw_hungry(&random);
+        if (!spec.paper) {
+            spec.all_active = true;
+            spec.rotary_dim = spec.head_dim;
+            spec.theta = {10000.0, 100.0, 10.0, 1000.0};
+            spec.layer_rope.resize(spec.n_layers);
+            for (uint8_t &rope : spec.layer_rope)
+                rope = seed % 2 == 0 ? 3 : static_cast<uint8_t>(random.below(4));
+            spec.nests = random.below(2);
+        }
+        cg_profile *opened = nullptr;
+        const Bytes bytes = make_profile_bytes(spec);
+        if (cg_profile_open(bytes.data(), bytes.size(), &opened) != CG_OK)
+            continue;
+        const Profile profile(opened);
+        const uint32_t n_tokens = seed == 0 ? 2048 : 1 + random.below(700);
+        const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 8, n_tokens);
+        const auto tokens = make_tokens(n_tokens, 1);
+        const Bytes elements(cg_geometry_elements(&header.geometry, n_tokens) * 2);
+        uint8_t *chunk = nullptr;
+        size_t n_chunk = 0;
+        ASSERT_EQ(cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
+                                  elements.size(), CG_L1, spec.nests ? CG_L3 : CG_L1, 1, &chunk,
+                                  &n_chunk, nullptr),
+                  CG_OK);
+        cg_decoder *decoder = nullptr;
+        cg_status status = CG_OK;
+        const size_t state_bytes =
+            peak_of([&] { status = cg_decoder_new(profile.get(), chunk, n_chunk, &decoder); });
+        ASSERT_EQ(status, CG_OK);
+        const size_t n_elements = elements.size() / 2;
+        EXPECT_LE(state_bytes, 4 * n_elements + (1 << 20))
+            << "seed=" << seed << " version=" << spec.version << " head_dim=" << spec.head_dim
+            << " layers=" << spec.n_layers << " elements=" << n_elements;
+        cg_decoder_free(decoder);
+        free(chunk);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, MemoryTest,
