@@ -22,6 +22,8 @@ static const int64_t MAX_SECONDS = INT64_C(1) << 40;
 typedef struct expiry {
     cg_staging *staging;
     int64_t now_s;
+    bool (*is_over)(void *user);
+    void *user;
     ino_t *inos;
     size_t n_inos, max_inos, n_removed;
     unsigned n_moved; /* names in the staging folder that were tried */
@@ -82,14 +84,6 @@ static cg_status note_file(void *user, int dir_fd, const char *path, const struc
     return CG_OK;
 }
 
-static bool is_context(const char *path)
-{
-    const char *name = strchr(path, '/');
-    static const char FOLDER[] = "/contexts/";
-    return name != NULL && strncmp(name, FOLDER, sizeof FOLDER - 1) == 0 &&
-           strchr(name + sizeof FOLDER - 1, '/') == NULL;
-}
-
 static const char MOVED[] = "expired-";
 
 /* What an earlier expiry could not remove whole: over NFS and sshfs an open file holds its folder.
@@ -131,20 +125,44 @@ static cg_status remove_context(expiry *e, int dir_fd, const char *leaf, int con
     return status;
 }
 
-static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
+typedef cg_status visitor(expiry *e, int dir_fd, const char *leaf);
+
+/* Calls visit for each folder in dir_fd, which this closes. */
+static cg_status for_each_folder(expiry *e, int dir_fd, visitor *visit)
 {
-    expiry *e = user;
     cg_status status = CG_OK;
-    if (!S_ISDIR(attr->st_mode) || !is_context(path))
-        return CG_OK;
-    const int fd =
-        openat(dir_fd, cg_walk_leaf(path), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = cg_beneath_list(dir_fd);
+    if (dir == NULL)
+        return cg_status_from_errno(errno);
+    for (const struct dirent *entry; status == CG_OK && (entry = readdir(dir)) != NULL;) {
+        if (!cg_tree_name_is_valid(entry->d_name) ||
+            (entry->d_type != DT_DIR && entry->d_type != DT_UNKNOWN))
+            continue;
+        status = e->is_over != NULL && e->is_over(e->user) ? CG_ERR_CANCELLED
+                                                           : visit(e, dir_fd, entry->d_name);
+    }
+    closedir(dir);
+    return status;
+}
+
+static cg_status visit_context(expiry *e, int dir_fd, const char *leaf)
+{
+    cg_status status = CG_OK;
+    const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return CG_OK;
     if (has_expired(fd, e->now_s))
-        status = remove_context(e, dir_fd, cg_walk_leaf(path), fd);
+        status = remove_context(e, dir_fd, leaf, fd);
     close(fd);
     return status;
+}
+
+static cg_status visit_model(expiry *e, int root_fd, const char *model)
+{
+    char path[CG_TREE_NAME_BYTES + sizeof "/contexts"];
+    snprintf(path, sizeof path, "%s/contexts", model);
+    const int fd = cg_beneath_open(root_fd, path, O_RDONLY | O_DIRECTORY);
+    return fd >= 0 ? for_each_folder(e, fd, visit_context) : CG_OK;
 }
 
 static int by_number(const void *a, const void *b)
@@ -153,12 +171,15 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, ino_t **inos_out,
-                             size_t *n_inos_out, size_t *n_removed_out)
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(void *user),
+                             void *user, ino_t **inos_out, size_t *n_inos_out,
+                             size_t *n_removed_out)
 {
-    expiry e = {.staging = staging, .now_s = now_s};
+    expiry e = {
+        .staging = staging, .now_s = cg_staging_now_s(staging), .is_over = is_over, .user = user};
     e.n_moved = remove_moved(staging);
-    const cg_status status = cg_walk(root_fd, visit, &e);
+    const cg_status status =
+        for_each_folder(&e, openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), visit_model);
     if (e.n_inos > 0)
         qsort(e.inos, e.n_inos, sizeof *e.inos, by_number);
     *inos_out = e.inos;

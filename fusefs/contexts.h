@@ -28,12 +28,14 @@ typedef struct cg_staging cg_staging; /* fusefs/staging.h */
 /* "7d" of n_bytes as seconds, at least 1. False: no such time. */
 bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_out);
 
-/* Removes the contexts of all models that have expired at now_s (CLOCK_REALTIME). Each disappears
- * at once and as a whole. *inos_out[*n_inos_out], malloc'ed: the files of chunks that they named,
- * in ascending order. *n_removed_out may have contexts also after an error.
- * CG_ERR_NO_MEMORY. CG_ERR_...: the root cannot be read. */
-cg_status cg_contexts_expire(int root_fd, cg_staging *staging, int64_t now_s, ino_t **inos_out,
-                             size_t *n_inos_out, size_t *n_removed_out);
+/* Removes the contexts of all models that have expired, by the store's clock. Each disappears at
+ * once and as a whole. is_over (may be NULL) is asked before each; true ends it. Nothing is looked
+ * at but the folders of contexts. *inos_out[*n_inos_out], malloc'ed: the files of chunks that they
+ * named, in ascending order. *n_removed_out may have contexts also after an error.
+ * CG_ERR_NO_MEMORY. CG_ERR_CANCELLED: is_over said so. CG_ERR_...: the root cannot be read. */
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(void *user),
+                             void *user, ino_t **inos_out, size_t *n_inos_out,
+                             size_t *n_removed_out);
 
 #ifdef __cplusplus
 }

@@ -36,6 +36,11 @@ static bool may_go_on(cg_fs *fs)
     return !fs->is_stopping && cg_lease_still_holds(&fs->staging, LEASE, &fs->space.lease_seen_s);
 }
 
+static bool may_not_go_on(void *fs)
+{
+    return !may_go_on(fs);
+}
+
 static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps)
 {
     size_t n_failed = 0;
@@ -132,11 +137,11 @@ static int by_number(const void *a, const void *b)
 
 /* Removes what has expired; what nobody used since goes first. False: there is no survey any
  * more. */
-static bool expire(cg_fs *fs, cg_survey *survey, int64_t now_s)
+static bool expire(cg_fs *fs, cg_survey *survey)
 {
     ino_t *inos;
     size_t n_inos, n_removed;
-    cg_contexts_expire(fs->root_fd, &fs->staging, now_s, &inos, &n_inos, &n_removed);
+    cg_contexts_expire(fs->root_fd, &fs->staging, may_not_go_on, fs, &inos, &n_inos, &n_removed);
     cg_metrics_add(&fs->metrics.expired, n_removed);
     const bool is_there = n_removed == 0 || survey_again(fs, survey);
     for (size_t i = 0; is_there && n_inos > 0 && i < survey->n_files; i++)
@@ -159,7 +164,7 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
          * have been enough, so the same quota is asked again. */
         if (wanted > 0 && !has_expired) {
             has_expired = true;
-            if (!expire(fs, survey, time(NULL)))
+            if (!expire(fs, survey))
                 return;
             next_quota = this_quota;
             wanted = find_wanted(fs, survey, &next_quota, &model);

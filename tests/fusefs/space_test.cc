@@ -1,5 +1,6 @@
 // A store with a quota: what is given up first, and that nothing is damaged on the way.
 #include "fusefs/contexts.h"
+#include "fusefs/drop.h"
 #include "fusefs/evict.h"
 #include "fusefs/fsck.h"
 #include "fusefs/space.h"
@@ -20,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <regex>
 #include <set>
 #include <thread>
 
@@ -305,6 +307,28 @@ class SpaceTest : public testing::Test
     uint64_t metric(const std::string &name)
     {
         return fs->metric(name);
+    }
+    // Sets the store's clock to so many days ago, as the daemons that are open now see it.
+    void set_clock_back(int64_t days)
+    {
+        for (const std::string &name : dir.files(CG_STAGING_DIRECTORY))
+            use(name, days);
+    }
+    void make_context(const char *name, const std::vector<cg_test::Chunk> &chain, int64_t days)
+    {
+        const std::string at = std::string("m/contexts/") + name;
+        ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/" + at + "/L1"));
+        for (size_t i = 0; i < chain.size(); i++)
+            ASSERT_EQ(linkat(dir.fd, path_of(chain[i], CG_L1).c_str(), dir.fd,
+                             (at + "/L1/0000" + std::to_string(i) + ".kv").c_str(), 0),
+                      0);
+        dir.write(at + "/context.json", cg_test::Bytes{'{', '}'});
+        use(at + "/context.json", days);
+    }
+    bool set_ttl(const char *name, const char *ttl)
+    {
+        const std::string at = dir.path + "/m/contexts/" + name;
+        return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0;
     }
 
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
@@ -595,28 +619,12 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
 {
     const std::vector<cg_test::Chunk> kept = publish(1, 4, 20), pinned = publish(2, 4, 20),
                                       expired = publish(3, 4, 20), cold = publish(4, 1, 20);
-    const auto make_context = [this](const char *name, const std::vector<cg_test::Chunk> &chain,
-                                     const char *ttl) {
-        const std::string at = std::string("m/contexts/") + name;
-        ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/" + at + "/L1"));
-        for (size_t i = 0; i < chain.size(); i++)
-            ASSERT_EQ(linkat(dir.fd, path_of(chain[i], CG_L1).c_str(), dir.fd,
-                             (at + "/L1/0000" + std::to_string(i) + ".kv").c_str(), 0),
-                      0);
-        dir.write(at + "/context.json", cg_test::Bytes{'{', '}'});
-        const struct timespec times[] = {{time(nullptr) - 10 * DAY_S, 0},
-                                         {time(nullptr) - 10 * DAY_S, 0}};
-        ASSERT_EQ(utimensat(dir.fd, (at + "/context.json").c_str(), times, 0), 0);
-        if (ttl != nullptr) {
-            ASSERT_EQ(setxattr((dir.path + "/" + at).c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0),
-                      0);
-        }
-    };
-    make_context("kept", kept, "11d");
-    make_context("pinned", pinned, "1d");
-    make_context("expired", expired, "1d");
+    make_context("kept", kept, 10);
+    make_context("pinned", pinned, 10);
+    make_context("expired", expired, 10);
     if (setxattr((dir.path + "/m/contexts/pinned").c_str(), CG_CONTEXT_PIN, "", 0, 0) != 0)
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    ASSERT_TRUE(set_ttl("kept", "11d") && set_ttl("pinned", "1d") && set_ttl("expired", "1d"));
     open(1 << 30);
     cg_space_tend(fs->fs);
     EXPECT_TRUE(dir.has("m/contexts/expired")) << "there is room";
@@ -666,8 +674,10 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     const cg_test::TempDir dir;
     const auto make_context = [&dir](const std::string &name, const char *ttl) {
         const std::string at = dir.path + "/m/contexts/" + name;
+        const struct timespec long_ago[2] = {};
         std::filesystem::create_directories(at + "/L1");
-        return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0;
+        return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0 &&
+               utimensat(dir.fd, at.c_str(), long_ago, 0) == 0;
     };
     const auto make_stuck = [&] {
         std::string deep = dir.path + "/m/contexts/stuck";
@@ -684,7 +694,7 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     const auto expire = [&] {
         ino_t *inos;
         size_t n_inos, n_removed;
-        cg_contexts_expire(dir.fd, &staging, time(nullptr) + 2 * DAY_S, &inos, &n_inos, &n_removed);
+        cg_contexts_expire(dir.fd, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed);
         free(inos);
         return n_removed;
     };
@@ -717,6 +727,38 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     EXPECT_TRUE(std::filesystem::exists(own + "/expired-8")) << "not over what is left";
     std::filesystem::remove_all(own + "/expired-7");
     std::filesystem::remove_all(own + "/expired-8");
+    cg_staging_close(&staging);
+}
+
+// A store has many more objects, and looking through them takes minutes.
+TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
+{
+    publish(1, 2, 20);
+    make_context("c", publish(2, 2, 20), 20);
+    if (!set_ttl("c", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    cg_staging staging;
+    uint64_t n_left;
+    ino_t *inos;
+    size_t n_inos, n_removed;
+    std::set<std::string> looked_at;
+    const auto is_over = [](void *) { return true; };
+    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
+    EXPECT_EQ(cg_contexts_expire(dir.fd, &staging, is_over, nullptr, &inos, &n_inos, &n_removed),
+              CG_ERR_CANCELLED);
+    EXPECT_EQ(n_removed, 0u);
+    free(inos);
+    {
+        const cg_test::OpenHook hook([&](int, const char *path) { looked_at.insert(path); });
+        EXPECT_EQ(
+            cg_contexts_expire(dir.fd, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed),
+            CG_OK);
+    }
+    EXPECT_EQ(n_removed, 1u);
+    EXPECT_EQ(n_inos, 3u) << "two chunks and context.json";
+    EXPECT_EQ(looked_at.count("c"), 1u);
+    EXPECT_EQ(looked_at.count("objects"), 0u);
+    free(inos);
     cg_staging_close(&staging);
 }
 
