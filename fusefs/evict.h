@@ -11,7 +11,7 @@
  * of the chunk is: nearly 1 at L2, 0 without the chunk. So cold chunks lose their fine levels
  * first. The last file of a chunk goes only when no chunk goes on from it, for a chain is useless
  * behind its first hole. A file that has names elsewhere, as in a context, stays: giving up its
- * names here would free nothing.
+ * names here would free nothing. So does one that a context names without a link.
  * No I/O and no clock in here. Threads: pure functions.
  */
 #ifndef CG_FUSEFS_EVICT_H

@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define QUARANTINE "quarantine"
 enum { NONE = CG_N_LEVELS };
 static const uint64_t MEMORY_BYTES = UINT64_C(256) << 20;
 
@@ -161,10 +160,10 @@ static int open_quarantine(fsck *f)
 {
     if (f->quarantine_fd >= 0)
         return 0;
-    if (mkdirat(f->config->root_fd, QUARANTINE, 0700) != 0 && errno != EEXIST)
+    if (mkdirat(f->config->root_fd, CG_FSCK_QUARANTINE, 0700) != 0 && errno != EEXIST)
         return errno;
-    f->quarantine_fd =
-        openat(f->config->root_fd, QUARANTINE, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    f->quarantine_fd = openat(f->config->root_fd, CG_FSCK_QUARANTINE,
+                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     return f->quarantine_fd < 0 ? errno : 0;
 }
 
@@ -229,9 +228,10 @@ static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct s
     if (error == ENOENT) /* another one has repaired it */
         return;
     if (error != 0)
-        fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " QUARANTINE, error);
+        fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " CG_FSCK_QUARANTINE, error);
     else
-        report(f, path, keeps ? "cut behind the levels that are whole" : "moved to " QUARANTINE);
+        report(f, path,
+               keeps ? "cut behind the levels that are whole" : "moved to " CG_FSCK_QUARANTINE);
 }
 
 static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name *name)

@@ -19,6 +19,8 @@
 extern "C" {
 #endif
 
+#define CG_FSCK_QUARANTINE "quarantine"
+
 typedef struct cg_staging cg_staging; /* fusefs/staging.h */
 struct cg_fsck_result;
 

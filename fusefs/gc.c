@@ -1,6 +1,7 @@
 #include "fusefs/gc.h"
 
 #include "fusefs/drop.h"
+#include "fusefs/fsck.h"
 #include "fusefs/left.h"
 #include "fusefs/staging.h"
 #include "fusefs/survey.h"
@@ -11,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,6 +23,8 @@ typedef struct gc {
     bool orphans, remove;
     FILE *out;
     int64_t now_s;
+    char asked[CG_TREE_PATH_BYTES]; /* the profile that was looked for last */
+    bool is_there;                  /* and what came out */
     uint64_t n_found, n_failed, bytes;
 } gc;
 
@@ -48,34 +52,106 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     return CG_OK;
 }
 
+/* Whether the text file at path has a line that is_it. What cannot be known counts as yes. */
+static bool has_line(int root_fd, const char *path, bool (*is_it)(void *user, const char *line),
+                     void *user)
+{
+    struct stat attr;
+    char *line = NULL;
+    size_t line_bytes = 0;
+    bool found = false;
+    const int fd = cg_beneath_open(root_fd, path, O_RDONLY | O_NONBLOCK);
+    if (fd < 0)
+        return errno != ENOENT;
+    FILE *in = fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) ? fdopen(fd, "r") : NULL;
+    if (in == NULL) {
+        close(fd);
+        return true;
+    }
+    while (!found && getline(&line, &line_bytes, in) > 0) {
+        line[strcspn(line, "\n")] = '\0';
+        found = is_it(user, line);
+    }
+    found |= ferror(in) != 0;
+    free(line);
+    fclose(in);
+    return found;
+}
+
+typedef struct wanted {
+    int root_fd;
+    char hex[CG_KEY_HEX_BYTES]; /* the profile's fingerprint */
+    char path[CG_TREE_PATH_BYTES];
+} wanted;
+
+static bool is_fingerprint(void *user, const char *line)
+{
+    return strcmp(line, ((const wanted *)user)->hex) == 0;
+}
+
+/* "<name in the quarantine>\t<path>\t<why>", as fusefs/fsck.c writes it, and still there. */
+static bool is_kept(void *user, const char *line)
+{
+    const wanted *w = user;
+    char kept[CG_TREE_PATH_BYTES];
+    struct stat attr;
+    const size_t n_name = strcspn(line, "\t"), n_path = strlen(w->path);
+    if (line[n_name] == '\0' || strncmp(line + n_name + 1, w->path, n_path) != 0 ||
+        line[n_name + 1 + n_path] != '\t')
+        return false;
+    snprintf(kept, sizeof kept, CG_FSCK_QUARANTINE "/%.*s", (int)n_name, line);
+    return fstatat(w->root_fd, kept, &attr, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+}
+
+/* Whether somebody may bring the profile back: it is the model's default one, or was damaged and
+ * lies in the quarantine. Its objects are whole, and of use when it is there again. */
+static bool may_come_back(const gc *g, const char *model, const cg_fingerprint *profile,
+                          const char *path)
+{
+    wanted w = {.root_fd = g->root_fd};
+    char by_default[CG_TREE_PATH_BYTES];
+    cg_key key;
+    memcpy(key.bytes, profile->bytes, sizeof key.bytes);
+    cg_key_to_hex(&key, w.hex);
+    snprintf(w.path, sizeof w.path, "%s", path);
+    snprintf(by_default, sizeof by_default, "%s/profiles/default", model);
+    return has_line(g->root_fd, by_default, is_fingerprint, &w) ||
+           has_line(g->root_fd, CG_FSCK_QUARANTINE "/list", is_kept, &w);
+}
+
 /* Whether the model has the profile of a lossy file. What we cannot find out counts as there. */
-static bool has_profile(const gc *g, const cg_survey *survey, const cg_object_file *file)
+static bool has_profile(gc *g, const cg_survey *survey, const cg_object_file *file)
 {
     char path[CG_TREE_PATH_BYTES];
     /* L0 is decoded without a profile. */
     if (file->finest == CG_L0 || cg_tree_profile_path(survey->models[file->model], &file->profile,
                                                       path, sizeof path) != CG_OK)
         return true;
+    if (strcmp(g->asked, path) == 0) /* most files of a model have the same */
+        return g->is_there;
     const int fd = cg_beneath_open(g->root_fd, path, O_PATH);
-    if (fd < 0)
-        return errno != ENOENT;
-    close(fd);
-    return true;
+    g->is_there = fd >= 0 || errno != ENOENT ||
+                  may_come_back(g, survey->models[file->model], &file->profile, path);
+    if (fd >= 0)
+        close(fd);
+    snprintf(g->asked, sizeof g->asked, "%s", path);
+    return g->is_there;
 }
 
 static void sweep(gc *g, const cg_survey *survey, const cg_object_file *file)
 {
     char path[CG_TREE_PATH_BYTES];
     const bool is_readable = has_profile(g, survey, file);
-    /* Names elsewhere are a context's, as a rule: then it stays. */
     if (file->n_names_elsewhere > 0 || (is_readable && !g->orphans))
         return;
     const cg_level level = (cg_level)__builtin_ctz(file->levels); /* it was found by a name */
     if (cg_tree_object_path(survey->models[file->model], &file->key, level, &file->profile, path,
                             sizeof path) != CG_OK)
         return;
-    found(g, path, is_readable ? "no context names it" : "its profile is gone", file->used_bytes);
     const int error = g->remove ? cg_drop(&g->staging, g->root_fd, survey, file, CG_N_LEVELS) : 0;
+    if (error == ESTALE) /* somebody has it in use now */
+        return;
+    found(g, path, is_readable ? "no context names it" : "its profile is gone", file->used_bytes);
     if (error != 0)
         fail(g, path, error);
 }

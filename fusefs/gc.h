@@ -2,7 +2,9 @@
  *
  * Garbage is: files that killed connectors left unfinished; objects of a profile that the model no
  * longer has, which nobody can decode; and with orphans all objects that no context names. Objects
- * that a context names are never garbage. The store may be in use meanwhile.
+ * that a context names, by its context.json or by a link, are never garbage (fusefs/survey.h). A
+ * profile that is a model's default, or in quarantine, may come back: its objects stay. The store
+ * may be in use meanwhile.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_GC_H

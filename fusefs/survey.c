@@ -1,5 +1,6 @@
 #include "fusefs/survey.h"
 
+#include "fusefs/marks.h"
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
 
@@ -25,6 +26,7 @@ typedef struct count {
     void *user;
     size_t max_files, n_spaces, max_spaces;
     space *spaces;
+    cg_marks marks;
 } count;
 
 /* Room for one more of n; max doubles. */
@@ -171,10 +173,39 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
     return CG_OK;
 }
 
+/* What a file of a context names. A chunk's file with links is not read: they tell of it. */
+static cg_status mark(count *w, int dir_fd, const char *path, const struct stat *attr,
+                      const cg_tree_name *name)
+{
+    cg_chunk_header header;
+    uint32_t model;
+    const bool is_json = name->kind == CG_TREE_CONTEXT_JSON;
+    if (!is_json && (name->kind != CG_TREE_CONTEXT_CHUNK || attr->st_nlink != 1 ||
+                     !read_header(dir_fd, cg_walk_leaf(path), attr, &header)))
+        return CG_OK;
+    const cg_status status = find_model(w->survey, name->model, &model);
+    if (status != CG_OK)
+        return status;
+    return is_json ? cg_marks_add_json(&w->marks, model, dir_fd, cg_walk_leaf(path))
+                   : cg_marks_add(&w->marks, model, &header.key, (uint8_t)(1u << name->level));
+}
+
+static void take_marks(cg_survey *survey, cg_marks *marks)
+{
+    cg_marks_sort(marks);
+    for (size_t i = 0; i < survey->n_files; i++) {
+        cg_object_file *file = &survey->files[i];
+        if (file->n_names_elsewhere == 0 &&
+            (cg_marks_of(marks, file->model, &file->key) & file->levels) != 0)
+            file->n_names_elsewhere = 1;
+    }
+}
+
 static cg_status visit(void *user, int dir_fd, const char *path, const struct stat *attr)
 {
     count *w = user;
     cg_tree_name name;
+    cg_status status = CG_OK;
     if (w->is_over != NULL && w->is_over(w->user))
         return CG_ERR_CANCELLED;
     if (!S_ISDIR(attr->st_mode)) {
@@ -184,8 +215,9 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
             return add_name(w->survey, &name, attr->st_ino)
                        ? CG_OK
                        : count_object(w, dir_fd, path, attr, &name);
+        status = mark(w, dir_fd, path, attr, &name);
     }
-    return count_space(w, path, attr);
+    return status == CG_OK ? count_space(w, path, attr) : status;
 }
 
 static int by_ino(const void *a, const void *b)
@@ -227,6 +259,9 @@ cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
     cg_status status = cg_walk(root_fd, visit, &w);
     if (status == CG_OK)
         status = add_up(w.spaces, w.n_spaces, survey_out);
+    if (status == CG_OK)
+        take_marks(survey_out, &w.marks);
+    cg_marks_free(&w.marks);
     free(w.spaces);
     if (status != CG_OK)
         cg_survey_free(survey_out);

@@ -3,7 +3,7 @@
  *
  * A survey walks the store by names. It reads the fixed header of each object's file, since that
  * says where its levels end and which chunk comes before. It follows no link, and passes over what
- * it cannot read: of that only the space counts.
+ * it cannot read: of that only the space counts. It also reads what the contexts name.
  * Threads: each call stands alone. A cg_survey is plain data.
  */
 #ifndef CG_FUSEFS_SURVEY_H
@@ -23,9 +23,11 @@ typedef struct cg_object_file {
     cg_fingerprint profile;
     uint32_t model; /* index in cg_survey.models */
     uint32_t first_position, n_tokens;
-    uint8_t levels;             /* bit n: it has the name of level n */
-    uint8_t finest;             /* what the file holds; not all of it need have a name */
-    uint32_t n_names_elsewhere; /* in contexts, say */
+    uint8_t levels; /* bit n: it has the name of level n */
+    uint8_t finest; /* what the file holds; not all of it need have a name */
+    /* In contexts, say. At least 1 where a context names the chunk at one of these levels
+     * (fusefs/marks.h), whatever the links say. */
+    uint32_t n_names_elsewhere;
     ino_t ino;
     uint64_t used_bytes; /* on disk */
     uint64_t
@@ -43,9 +45,10 @@ typedef struct cg_survey {
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
- * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root cannot
- * be read. After an error *survey_out is empty. It takes about 140 bytes of memory for each file of
- * an object, and 24 for each other name of a file with several. */
+ * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root or a
+ * context.json cannot be read. After an error *survey_out is empty. It takes about 170 bytes of
+ * memory for each file of an object, and 24 for each other name of a file with several and for each
+ * chunk that a context.json names. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */

@@ -1,15 +1,17 @@
 // chunk_files - makes contexts of chunks that cg_chunk_verify() takes, and verifies chunk files.
 //   chunk_files make DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    one context, levels L0 and L1
 //   chunk_files nest DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED    the same of nested ones, L1 to L3
-//   chunk_files objects MODEL N_CHUNKS PAYLOAD_BYTES SEED     the same as objects of a store's
-//   model chunk_files cut FILE LEVEL     the chunk of this level that a nested one begins with, on
-//   stdout chunk_files verify FILE...     1, and a line for each that is no valid chunk chunk_files
-//   key FILE           the chunk's key
+//   chunk_files objects MODEL N_CHUNKS PAYLOAD_BYTES SEED     as objects of a store's model
+//   chunk_files cut FILE LEVEL     the level's part of a nested chunk, on stdout
+//   chunk_files verify FILE...     1, and a line for each that is no valid chunk
+//   chunk_files key FILE           the chunk's key
+//   chunk_files profile FILE       its profile's fingerprint
 #include "iouring/tree.h"
 #include "tests/iouring/chunk_maker.h"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -130,13 +132,16 @@ int verify(int n_files, char **files)
     return n_bad == 0 ? 0 : 1;
 }
 
-int print_key(const std::string &file)
+// Of the chunk's key, or of its profile.
+int print_hash(const std::string &file, bool of_profile)
 {
     const std::vector<uint8_t> bytes = read_file(file);
     cg_chunk_header header;
     char hex[CG_KEY_HEX_BYTES];
     if (cg_chunk_header_parse(bytes.data(), bytes.size(), &header) != CG_OK)
         return 1;
+    if (of_profile)
+        memcpy(header.key.bytes, header.profile.bytes, sizeof header.key.bytes);
     cg_key_to_hex(&header.key, hex);
     puts(hex);
     return 0;
@@ -160,10 +165,10 @@ int main(int argc, char **argv)
         return cut(argv[2], strtoul(argv[3], nullptr, 10));
     if (what == "verify" && argc > 2)
         return verify(argc - 2, argv + 2);
-    if (what == "key" && argc == 3)
-        return print_key(argv[2]);
+    if ((what == "key" || what == "profile") && argc == 3)
+        return print_hash(argv[2], what == "profile");
     fprintf(stderr,
             "usage: chunk_files make|nest|objects DIRECTORY N_CHUNKS PAYLOAD_BYTES SEED | cut FILE "
-            "LEVEL | verify FILE... | key FILE\n");
+            "LEVEL | verify FILE... | key FILE | profile FILE\n");
     return 2;
 }

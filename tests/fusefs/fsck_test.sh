@@ -119,6 +119,36 @@ check "it is there" all_there "${own[@]}"
 check "then there is no garbage" ends_with 0 gc --orphans
 check "the context is whole" "$chunk_files" verify "$store"/m/contexts/c2/L1/*.kv
 
+# Links do not tell everywhere what a context names: c2 gets files of its own, and then names its chunks in its JSON alone.
+names=$(for file in "$tmp"/source2/L1/*.kv; do printf '{"key":"%s","levels":["L2"]}\n' "$("$chunk_files" key "$file")"; done)
+for file in "$store"/m/contexts/c2/L?/*.kv; do cp "$file" "$tmp/copy" && mv "$tmp/copy" "$file"; done
+check "objects have no links elsewhere" equal "$(find "$store/m/objects" -name '*.kv' -links +3)" ""
+check "what files of a context name stays" ends_with 0 gc --orphans --remove
+check "all of it" equal "$(objects '*.kv' | wc -l)" 12
+rm "$store"/m/contexts/c2/L?/*.kv
+printf '{"chunks":[%s]}' "$(echo "$names" | paste -sd,)" > "$store/m/contexts/c2/context.json"
+check "what a context.json names stays" ends_with 0 gc --orphans --remove
+check "all of it" equal "$(objects '*.kv' | wc -l)" 12
+rm "$store/m/contexts/c2/context.json"
+
+# A profile that is damaged goes to the quarantine, and may come back: what it decodes is no garbage until then.
+fp8=$(objects '*-L1.kv' | head -n 1 | sed 's/.*\/\(.*\)-L1.kv/\1/')
+profile=$("$chunk_files" profile "$(objects '*-L1.kv' | head -n 1)")
+check "the profile's name" equal "${profile:0:8}" "$fp8"
+check "nobody knows the profile" ends_with 1 gc
+mkdir -p "$store/m/profiles"
+echo "$profile" > "$store/m/profiles/default"
+check "the model's default one is known" ends_with 0 gc --remove
+rm "$store/m/profiles/default"
+echo no profile > "$store/m/profiles/$profile.cgp"
+check "a damaged one is repaired" ends_with 1 fsck --repair
+check "into the quarantine" [ ! -e "$store/m/profiles/$profile.cgp" ]
+check "what it decodes stays" ends_with 0 gc --remove
+check "all of it" equal "$(objects '*.kv' | wc -l)" 12
+rm "$store"/quarantine/*.cgp
+check "until nobody has it any more" ends_with 0 gc --remove
+check "then it goes" equal "$(objects '*.kv' | wc -l)" 0
+
 # A daemon removes what was left, too.
 touch -d '2 hours ago' "$store/m/.model.json.0123456789abcdef.tmp"
 touch "$store/m/.model.json.0000000000000000.tmp"

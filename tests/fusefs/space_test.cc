@@ -515,6 +515,74 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     EXPECT_EQ(fs->close(file), 0);
 }
 
+// As over sshfs, where each link count is 1, and where a chunk was adopted by copying it.
+TEST_F(SpaceTest, WhatAContextNamesWithoutALinkStays)
+{
+    const std::vector<cg_test::Chunk> in_json = publish(1, 2, 20), in_files = publish(2, 2, 20),
+                                      neither = publish(3, 2, 20);
+    std::string json = "{\"version\":1,\"profile\":null,\n\"chunks\":[";
+    for (const cg_test::Chunk &chunk : in_json) {
+        char hex[CG_KEY_HEX_BYTES];
+        cg_key_to_hex(&chunk.header.key, hex);
+        json += std::string(&chunk == &in_json[0] ? "" : ", ") + "{\"key\" : \"" + hex +
+                "\", \"x\\\"\":1, \"levels\":[\"L3\"]}";
+    }
+    ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/m/contexts/named"));
+    ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/m/contexts/copied/L2"));
+    dir.write("m/contexts/named/context.json", json + "]}");
+    for (size_t i = 0; i < in_files.size(); i++) {
+        const cg_test::Chunk &chunk = in_files[i];
+        cg_test::Bytes l2 = chunk.bytes;
+        l2.resize(chunk.header.level_bytes[CG_L2]);
+        dir.write("m/contexts/copied/L2/0000" + std::to_string(i) + ".kv", l2);
+    }
+    open(1 << 20);
+    cg_space_tend(fs->fs);
+    for (const auto &kept : {in_json, in_files})
+        for (const cg_test::Chunk &chunk : kept)
+            EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : neither)
+        EXPECT_EQ(levels_of(chunk), 0u);
+
+    // Other levels than a context names are nobody's.
+    cg_survey survey;
+    dir.write("m/contexts/named/context.json", std::regex_replace(json, std::regex("L3"), "L0"));
+    ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+    for (size_t i = 0; i < survey.n_files; i++) {
+        const bool is_copied = std::any_of(in_files.begin(), in_files.end(), [&](const auto &c) {
+            return cg_key_equal(&c.header.key, &survey.files[i].key);
+        });
+        EXPECT_EQ(survey.files[i].n_names_elsewhere, is_copied ? 1u : 0u);
+    }
+    cg_survey_free(&survey);
+}
+
+TEST_F(SpaceTest, AContextThatNamesNoLevelsNamesAll)
+{
+    const cg_test::Chunk chunk = publish(1, 1, 20)[0];
+    char hex[CG_KEY_HEX_BYTES];
+    cg_key_to_hex(&chunk.header.key, hex);
+    ASSERT_TRUE(std::filesystem::create_directories(dir.path + "/m/contexts/c"));
+    const struct {
+        std::string text;
+        bool names;
+    } cases[] = {{std::string("[\"") + hex + "\"]", true},
+                 {std::string("[\"L0\", \"") + hex + "\"]", true},
+                 {std::string("{\"chunks\":[{\"key\":\"") + hex, false}, // it ends there
+                 {std::string("[\"") + hex + "0\"]", false},
+                 {std::string("[\"\\") + hex + "\"]", false},
+                 {std::string("[") + hex + "]", false},
+                 {"", false}};
+    for (const auto &c : cases) {
+        cg_survey survey;
+        dir.write("m/contexts/c/context.json", c.text);
+        ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+        ASSERT_EQ(survey.n_files, 1u);
+        EXPECT_EQ(survey.files[0].n_names_elsewhere, c.names ? 1u : 0u) << c.text;
+        cg_survey_free(&survey);
+    }
+}
+
 TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
 {
     publish(1, 3, 0);

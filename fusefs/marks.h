@@ -1,0 +1,41 @@
+/* fusefs/marks.h - which chunks the contexts of a store name: what a sweep of its objects must
+ * leave.
+ *
+ * Link counts do not tell it everywhere: over sshfs each is 1, and what was adopted without links
+ * is a copy. So the contexts are read. A context.json names chunks by their keys, in order, with
+ * their levels (codec/FORMAT.md). So does a chunk's file in a context, by its header and its
+ * folder.
+ * Threads: one at a time. Sixteen bytes and eight for each mark.
+ */
+#ifndef CG_FUSEFS_MARKS_H
+#define CG_FUSEFS_MARKS_H
+#include "codec/key.h"
+#include "codec/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct cg_mark {
+    uint32_t model; /* index in cg_survey.models */
+    uint8_t levels; /* bit n: level n */
+    cg_key key;
+} cg_mark;
+
+/* Zeros are none. */
+typedef struct cg_marks {
+    cg_mark *items;
+    size_t n_items, max_items;
+} cg_marks;
+
+/* CG_ERR_NO_MEMORY. */
+cg_status cg_marks_add(cg_marks *marks, uint32_t model, const cg_key *key, uint8_t levels);
+/* Marks what the file leaf in dir_fd, a context.json, names. Every string in it that can be a key
+ * is taken for one: too many marks keep what could go, too few would lose something. A key behind
+ * which no level is named is marked at all levels. A file that is gone, or not ours to read, names
+ * nothing. CG_ERR_...: it cannot be read now, so nobody knows what it names. */
+cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const char *leaf);
+/* Before the first cg_marks_of(), and after the last addition. */
+void cg_marks_sort(cg_marks *marks);
+/* The levels at which the chunk is named. */
+uint8_t cg_marks_of(const cg_marks *marks, uint32_t model, const cg_key *key);
+void cg_marks_free(cg_marks *marks);
+#endif
