@@ -16,6 +16,9 @@ static const double YOUNG_S = 60;
  * L3 saves the prefill. */
 static const double QUALITY[CG_N_LEVELS + 1] = {1, 0.98, 0.95, 0.8, 0};
 
+/* The clocks of two hosts may differ by so much. */
+enum { AHEAD_SECONDS = 3600 };
+
 enum { NONE = CG_N_LEVELS };
 static const uint32_t NO_CHUNK = UINT32_MAX;
 static const uint64_t STEP_IS_DONE = UINT64_MAX;
@@ -96,6 +99,16 @@ static const cg_object_file *file_of(const chooser *c, const chunk *of)
     return &c->survey->files[c->by_key[of->first]];
 }
 
+/* Times to come would keep a file until then. Nobody can set the time of its last change, so that
+ * tells when they were set; if it is to come, too, the store's own clock was set back. */
+static int64_t used_at(const cg_object_file *file, int64_t now_s)
+{
+    const int64_t changed_at_s = file->changed_ns / 1000000000;
+    if (file->used_at_s <= now_s + AHEAD_SECONDS)
+        return file->used_at_s;
+    return changed_at_s < now_s ? changed_at_s : now_s;
+}
+
 static void group_files(chooser *c)
 {
     const uint32_t n = (uint32_t)c->survey->n_files;
@@ -105,7 +118,8 @@ static void group_files(chooser *c)
             c->chunks[c->n_chunks++] = (chunk){.first = i, .parent = NO_CHUNK};
         chunk *last = &c->chunks[c->n_chunks - 1];
         last->n_files++;
-        last->used_at_s = file->used_at_s > last->used_at_s ? file->used_at_s : last->used_at_s;
+        const int64_t used_at_s = used_at(file, c->policy->now_s);
+        last->used_at_s = used_at_s > last->used_at_s ? used_at_s : last->used_at_s;
         c->left[c->by_key[i]] = (remains){file->used_bytes, c->n_chunks - 1, file->finest};
     }
 }

@@ -5,7 +5,8 @@
  *
  *     heat x recompute x (quality before - quality after)
  *
- * heat is 1 / (a minute + the time since the chunk, or one that goes on from it, was used).
+ * heat is 1 / (a minute + the time since the chunk, or one that goes on from it, was used). A use
+ * that is still to come, by a wrong clock or a wrong `touch`, counts from when it was noted.
  * recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
  * because attention looks at all tokens before. quality is how good the finest level that is left
  * of the chunk is: nearly 1 at L2, 0 without the chunk. So cold chunks lose their fine levels
@@ -31,7 +32,7 @@ typedef struct cg_eviction {
 enum { CG_EVICT_ALL_MODELS = UINT32_MAX };
 
 typedef struct cg_evict_policy {
-    int64_t now_s;         /* CLOCK_REALTIME */
+    int64_t now_s;         /* by the store's clock, as the files' times are */
     uint64_t wanted_bytes; /* to be freed; 0: only what is due by age */
     uint32_t model;        /* index in cg_survey.models, to free bytes of; or CG_EVICT_ALL_MODELS */
     /* [level]: after so many seconds without use nothing finer than this level is kept; 0: no such

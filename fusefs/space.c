@@ -73,7 +73,9 @@ static bool make_room(cg_fs *fs, const cg_survey *survey, uint32_t model, uint64
 {
     cg_eviction *steps;
     size_t n_steps;
-    cg_evict_policy policy = {.now_s = time(NULL), .wanted_bytes = wanted_bytes, .model = model};
+    /* The store's clock: ours may be wrong, and the files' times are the store's. */
+    cg_evict_policy policy = {
+        .now_s = cg_staging_now_s(&fs->staging), .wanted_bytes = wanted_bytes, .model = model};
     memcpy(policy.keep_s, fs->space.keep_s, sizeof policy.keep_s);
     if (cg_evict_choose(survey, &policy, &steps, &n_steps) != CG_OK) {
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));

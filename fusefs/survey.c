@@ -106,6 +106,24 @@ static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
            cg_chunk_header_cut(header_out, (uint64_t)attr->st_size) == CG_OK;
 }
 
+static int64_t ns_of(const struct timespec *time)
+{
+    return (int64_t)((uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec);
+}
+
+bool cg_survey_is_same_content(const cg_object_file *file, const struct stat *attr)
+{
+    return S_ISREG(attr->st_mode) && attr->st_ino == file->ino &&
+           (uint64_t)attr->st_size == file->level_bytes[file->finest] &&
+           ns_of(&attr->st_mtim) == file->modified_ns;
+}
+
+bool cg_survey_is_as_it_was(const cg_object_file *file, const struct stat *attr)
+{
+    return cg_survey_is_same_content(file, attr) && attr->st_nlink == file->n_links &&
+           ns_of(&attr->st_atim) == file->accessed_ns && ns_of(&attr->st_ctim) == file->changed_ns;
+}
+
 static int64_t later(const struct timespec *a, const struct timespec *b)
 {
     return a->tv_sec > b->tv_sec ? a->tv_sec : b->tv_sec;
@@ -168,6 +186,10 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
         .ino = attr->st_ino,
         .used_bytes = (uint64_t)attr->st_blocks * BYTES_A_BLOCK,
         .used_at_s = later(&attr->st_atim, &attr->st_mtim),
+        .accessed_ns = ns_of(&attr->st_atim),
+        .modified_ns = ns_of(&attr->st_mtim),
+        .changed_ns = ns_of(&attr->st_ctim),
+        .n_links = (uint32_t)attr->st_nlink,
     };
     memcpy(file->level_bytes, header.level_bytes, sizeof file->level_bytes);
     return CG_OK;

@@ -32,7 +32,10 @@ typedef struct cg_object_file {
     uint64_t used_bytes; /* on disk */
     uint64_t
         level_bytes[CG_N_LEVELS]; /* from the file's start to the end of a level that it holds */
-    int64_t used_at_s; /* CLOCK_REALTIME: when it was read or written for the last time */
+    int64_t used_at_s; /* by the store's clock: when it was read or written for the last time */
+    /* Of the file when it was met: what happens to it later changes one of them. */
+    int64_t accessed_ns, modified_ns, changed_ns;
+    uint32_t n_links;
 } cg_object_file;
 
 typedef struct cg_survey {

@@ -134,6 +134,19 @@ TEST(EvictTest, WhatLeadsToAUsedChunkIsUsed)
     EXPECT_EQ(store.choose(1)[0].file, other);
 }
 
+TEST(EvictTest, AUseThatIsToComeIsNone)
+{
+    Store store;
+    const size_t to_come = store.add(1, 0, 0, -365 * 70), other = store.add(2, 0, 0, 10);
+    store.files[to_come].changed_ns = (NOW_S - 20 * DAY_S) * 1'000'000'000; // of that `touch`
+    EXPECT_EQ(store.choose(1)[0].file, to_come);
+    store.files[to_come].used_at_s = NOW_S + 60; // clocks differ a little
+    EXPECT_EQ(store.choose(1)[0].file, other);
+    store.files[to_come].used_at_s = NOW_S + 20 * DAY_S; // and the store's was set back
+    store.files[to_come].changed_ns = store.files[to_come].used_at_s * 1'000'000'000;
+    EXPECT_EQ(store.choose(1)[0].file, other);
+}
+
 TEST(EvictTest, TakesACopyOfALevelThatIsThereTwiceFirst)
 {
     Store store;
@@ -708,6 +721,37 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
     EXPECT_EQ(levels_of(cold[0]), 2u | 4u | 8u) << "what expired goes first";
     EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
+}
+
+// Here the daemon's clock is 31 days ahead of the store's.
+TEST_F(SpaceTest, AgesAreOfTheStoresClock)
+{
+    const std::vector<cg_test::Chunk> kept = publish(1, 4, 31), cold = publish(2, 4, 60);
+    make_context("kept", kept, 31);
+    const bool has_ttl = set_ttl("kept", "30d");
+    open(used());
+    set_clock_back(31);
+    cg_space_tend(fs->fs);
+    EXPECT_TRUE(dir.has("m/contexts/kept"));
+    EXPECT_TRUE(std::any_of(cold.begin(), cold.end(), [this](const cg_test::Chunk &chunk) {
+        return levels_of(chunk) != (2u | 4u | 8u);
+    })) << "room was made";
+
+    const std::vector<cg_test::Chunk> young = publish(3, 2, 31), old = publish(4, 2, 39);
+    cg_fs_config config = {};
+    config.store = dir.path.c_str();
+    config.keep_s[CG_L2] = 7 * DAY_S;
+    cg_fs *keeping = nullptr;
+    ASSERT_EQ(cg_fs_new(&config, &keeping), 0);
+    set_clock_back(31);
+    cg_space_tend(keeping);
+    for (const cg_test::Chunk &chunk : young)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : old)
+        EXPECT_EQ(levels_of(chunk), 4u | 8u);
+    cg_fs_free(keeping);
+    if (!has_ttl)
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
 }
 
 TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
