@@ -1,5 +1,6 @@
 #include "fusefs/drop.h"
 
+#include "fusefs/views.h"
 #include "iouring/beneath.h"
 
 #include <dirent.h>
@@ -36,13 +37,34 @@ static int open_place(int root_fd, const cg_survey *survey, const cg_object_file
     return place_out->dir_fd < 0 ? errno : 0;
 }
 
-/* Whether the level's name is one of the survey's file. */
+static bool has_name(const place *p, unsigned level, struct stat *attr_out)
+{
+    return (p->file->levels & 1u << level) != 0 &&
+           fstatat(p->dir_fd, p->leaf[level], attr_out, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Whether the level's name is still one of the survey's file. What this step does to the file's
+ * other names changes its links and times, so only what stays is compared. */
 static bool is_still(const place *p, unsigned level)
 {
     struct stat attr;
-    return (p->file->levels & 1u << level) != 0 &&
-           fstatat(p->dir_fd, p->leaf[level], &attr, AT_SYMLINK_NOFOLLOW) == 0 &&
-           S_ISREG(attr.st_mode) && attr.st_ino == p->file->ino;
+    return has_name(p, level, &attr) && cg_survey_is_same_content(p->file, &attr);
+}
+
+/* The first level whose name shows the file as it was at the survey; CG_N_LEVELS: none. *error_out:
+ * ESTALE if a name shows the file, or one of its number, and it is not as it was. */
+static unsigned find_as_it_was(const place *p, int *error_out)
+{
+    struct stat attr;
+    *error_out = 0;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++) {
+        if (!has_name(p, level, &attr) || attr.st_ino != p->file->ino)
+            continue;
+        if (cg_survey_is_as_it_was(p->file, &attr))
+            return level;
+        *error_out = ESTALE;
+    }
+    return CG_N_LEVELS;
 }
 
 /* Takes away the names of the levels below `end`. */
@@ -103,25 +125,38 @@ static int rename_over(cg_staging *staging, const char *staged, const place *p, 
     return error;
 }
 
-static int cut(cg_staging *staging, const place *p, uint8_t finest_left)
+/* Where the level ends in the file, by the file's own header. 0: it holds no such level, or is not
+ * the survey's chunk. */
+static uint64_t level_end(const place *p, int fd, const struct stat *attr, uint8_t level)
+{
+    uint8_t bytes[CG_CHUNK_FIXED_BYTES];
+    cg_chunk_header header;
+    return pread(fd, bytes, sizeof bytes, 0) == (ssize_t)sizeof bytes &&
+                   cg_chunk_header_parse(bytes, sizeof bytes, &header) == CG_OK &&
+                   cg_chunk_header_cut(&header, (uint64_t)attr->st_size) == CG_OK &&
+                   cg_key_equal(&header.key, &p->file->key) &&
+                   memcmp(&header.profile, &p->file->profile, sizeof header.profile) == 0
+               ? header.level_bytes[level]
+               : 0;
+}
+
+static int cut(cg_staging *staging, const place *p, unsigned level, uint8_t finest_left)
 {
     char staged[CG_STAGING_NAME_BYTES];
     struct stat attr;
-    int error = 0;
-    /* Somebody else has done the step, or published the level anew. */
-    if (p->file->level_bytes[finest_left] == 0 || !is_still(p, finest_left))
-        return 0;
-    const int from =
-        openat(p->dir_fd, p->leaf[finest_left], O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int error = ESTALE;
+    const int from = cg_view_open_unnoticed(p->dir_fd, p->leaf[level]);
     if (from < 0)
-        return errno;
-    if (fstat(from, &attr) == 0 && attr.st_ino == p->file->ino) {
-        error = cg_staging_copy(staging, from, p->file->level_bytes[finest_left], staged);
+        return errno == ENOENT ? ESTALE : errno;
+    /* While it is open no other file can get its number. */
+    const bool is_it = fstat(from, &attr) == 0 && cg_survey_is_as_it_was(p->file, &attr);
+    const uint64_t n_bytes = is_it ? level_end(p, from, &attr, finest_left) : 0;
+    if (n_bytes > 0 && (error = cg_staging_copy(staging, from, n_bytes, staged)) == 0) {
         /* First the names that stay get the new file, then the finer ones go: at any moment each
          * level that is to stay can be found. */
-        for (unsigned level = finest_left; error == 0 && level < CG_N_LEVELS; level++)
-            if (is_still(p, level))
-                error = rename_over(staging, staged, p, level);
+        for (unsigned i = finest_left; error == 0 && i < CG_N_LEVELS; i++)
+            if (is_still(p, i))
+                error = rename_over(staging, staged, p, i);
         if (error == 0)
             error = unlink_names(p, finest_left);
         unlinkat(staging->dir_fd, staged, 0);
@@ -137,11 +172,13 @@ int cg_drop(cg_staging *staging, int root_fd, const cg_survey *survey, const cg_
     int error = open_place(root_fd, survey, file, &p);
     if (error != 0)
         return error == ENOENT ? 0 : error;
-    if (finest_left < CG_N_LEVELS) {
-        error = cut(staging, &p, finest_left);
-    } else if ((error = unlink_names(&p, CG_N_LEVELS)) == 0) {
+    const unsigned level = find_as_it_was(&p, &error);
+    if (level < CG_N_LEVELS && finest_left < CG_N_LEVELS)
+        error = cut(staging, &p, level, finest_left);
+    else if (level < CG_N_LEVELS)
+        error = unlink_names(&p, CG_N_LEVELS);
+    if (error == 0 && finest_left == CG_N_LEVELS)
         remove_folder(root_fd, survey, &p);
-    }
     close(p.dir_fd);
     return error;
 }

@@ -50,7 +50,9 @@ static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *st
         const cg_eviction *step = &steps[i];
         const int result = cg_drop(&fs->staging, fs->root_fd, survey, &survey->files[step->file],
                                    step->finest_left);
-        if (result != 0) { /* in use, or gone meanwhile: the next survey sees what it left */
+        if (result == ESTALE) /* it was used or changed since the survey: the next one sees it */
+            continue;
+        if (result != 0) { /* the next survey sees what it left */
             error = result;
             n_failed++;
             continue;

@@ -11,6 +11,7 @@
 #include "iouring/tree.h"
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #ifdef __cplusplus
@@ -55,6 +56,10 @@ typedef struct cg_survey {
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */
+/* Whether attr is the file's, and it was neither used nor changed since it was met. */
+bool cg_survey_is_as_it_was(const cg_object_file *file, const struct stat *attr);
+/* The same, but it may have been read, and got or lost names. */
+bool cg_survey_is_same_content(const cg_object_file *file, const struct stat *attr);
 
 #ifdef __cplusplus
 }

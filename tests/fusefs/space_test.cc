@@ -754,6 +754,53 @@ TEST_F(SpaceTest, AgesAreOfTheStoresClock)
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
 }
 
+// A step that was chosen by a survey that is no longer true.
+TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
+{
+    const std::vector<cg_test::Chunk> as_it_was = publish(1, 2, 20), used = publish(2, 2, 20),
+                                      linked = publish(3, 2, 20), saved = publish(4, 2, 20);
+    std::map<std::string, cg_test::Bytes> now;
+    cg_staging staging;
+    cg_survey survey;
+    uint64_t n_left;
+    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
+    ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+    for (size_t i = 0; i < 2; i++) {
+        use(path_of(used[i], CG_L3), 0);
+        ASSERT_EQ(linkat(dir.fd, path_of(linked[i], CG_L2).c_str(), dir.fd,
+                         ("m/name" + std::to_string(i)).c_str(), 0),
+                  0);
+        // Other symbols, so that its levels end elsewhere, under the same inode number.
+        const cg_test::Chunk again = cg_test::make_chunk(
+            i == 0 ? nullptr : &saved[0], cg_test::draw_tokens(16, 400 + static_cast<uint32_t>(i)),
+            CG_L1, &profile, PAYLOAD + 4321, 77, CG_L3);
+        ASSERT_TRUE(cg_key_equal(&again.header.key, &saved[i].header.key));
+        now[path_of(saved[i], CG_L1)] = again.bytes;
+        dir.write(path_of(saved[i], CG_L1), again.bytes);
+    }
+    for (size_t i = 0; i < survey.n_files; i++) {
+        const cg_object_file &file = survey.files[i];
+        const bool is_second = file.first_position > 0;
+        const auto is_one_of = [&](const std::vector<cg_test::Chunk> &chain) {
+            return cg_key_equal(&chain[is_second].header.key, &file.key);
+        };
+        EXPECT_EQ(cg_drop(&staging, dir.fd, &survey, &file, is_second ? CG_N_LEVELS : CG_L2),
+                  is_one_of(as_it_was) ? 0 : ESTALE);
+    }
+    EXPECT_EQ(levels_of(as_it_was[0]), 4u | 8u);
+    EXPECT_EQ(levels_of(as_it_was[1]), 0u);
+    for (const auto &chain : {used, linked})
+        for (const cg_test::Chunk &chunk : chain)
+            EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : saved)
+        for (const unsigned level : {CG_L1, CG_L2, CG_L3})
+            EXPECT_TRUE(dir.has(path_of(chunk, level)) &&
+                        dir.read(path_of(chunk, level)) == now[path_of(chunk, CG_L1)])
+                << level;
+    cg_survey_free(&survey);
+    cg_staging_close(&staging);
+}
+
 TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
 {
     const int own_nice = getpriority(PRIO_PROCESS, 0);
