@@ -212,6 +212,13 @@ static cg_status adopt_chunk(const adoption *a, const char *path, const cg_chunk
         status = install(a, path, from.at, &to, replace, installed, h.level_bytes[level]);
         if (status != CG_OK && status != CG_ERR_EXISTS)
             goto done;
+        /* The header is that of the file that was checked; the path may lead to another one since,
+         * whose content no key of ours names. */
+        if (status == CG_OK && !is_object(root_fd, to.at, level, &h)) {
+            unlinkat(root_fd, to.at, 0);
+            status = CG_ERR_FOREIGN_TOKENS;
+            goto done;
+        }
         installed = true;
     }
     if (installed && (status = cg_file_sync_dir(root_fd, to.at)) != CG_OK)

@@ -557,6 +557,34 @@ TEST_P(StoreTest, TellsWhatAdoptingMakes)
     EXPECT_EQ(told.made, std::vector<std::string>{"objects"}) << "its error ends it";
 }
 
+// The hook stands for somebody who renames another valid chunk over the one that was checked.
+TEST_P(StoreTest, AdoptsWhatWasCheckedAndNotWhatTookItsPlace)
+{
+    const std::vector<Chunk> chain = make_chain(2, CG_L0);
+    const char *path = "n/contexts/c/L0/00000.kv";
+    dir.write(path, chain[0].bytes);
+    dir.write("n/contexts/other", chain[1].bytes);
+    struct User {
+        int root_fd;
+        const char *path;
+    } user{dir.fd, path};
+    const cg_store_hook hook = {
+        .created = [](void *, const char *, int, const char *, bool) { return CG_OK; },
+        .user = &user,
+        .creating =
+            [](void *told, const char *, int, bool is_folder) {
+                const User &u = *static_cast<User *>(told);
+                if (!is_folder) {
+                    EXPECT_EQ(renameat(u.root_fd, "n/contexts/other", u.root_fd, u.path), 0);
+                }
+            },
+        .is_over = nullptr};
+    EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chain[0].header), CG_ERR_FOREIGN_TOKENS);
+    EXPECT_FALSE(dir.has(object_path(chain[0], "n")));
+    EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, path, &chain[1].header), CG_OK);
+    EXPECT_TRUE(dir.read(object_path(chain[1], "n")) == chain[1].bytes);
+}
+
 TEST_P(StoreTest, AdoptsNothingThroughASymbolicLink)
 {
     const Chunk chunk = make_chain(1, CG_L0)[0];
