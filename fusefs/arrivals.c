@@ -4,6 +4,7 @@
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -158,6 +159,9 @@ void cg_arrivals_end(cg_fs *fs, cg_arrivals *list, bool moved)
     for (size_t i = 0; i < list->n_items; i++) {
         cg_arrival *item = &list->items[i];
         if (item->node != NULL) {
+            /* What was sealed before was published, and counted, under another name. */
+            if (moved && cg_fs_is_strict(&item->name) && item->before != CG_GATE_SEALED)
+                cg_space_arrived(fs, item->fd);
             cg_gate_check_end(&fs->nodes, item->node,
                               moved && cg_fs_is_strict(&item->name) ? CG_GATE_SEALED
                                                                     : item->before);

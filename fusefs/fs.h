@@ -35,6 +35,7 @@ typedef struct cg_space {
         surveyed_bytes; /* what the store took at the last survey, less what went since */
     _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */
     _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
+    _Atomic int64_t survey_ms;        /* how long it took */
     _Atomic bool is_full;             /* there was no room to be made */
     bool is_waiting;                  /* for another daemon, which has the lease */
     int64_t waits_since_s;            /* CLOCK_MONOTONIC */

@@ -17,6 +17,7 @@
 #include "fusefs/publish.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 #include "iouring/beneath.h"
 
 #include <errno.h>
@@ -361,6 +362,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     if (is_linked) {
         cg_fs_adopt(fs, to.path, &to.name, to.name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
         cg_metrics_add(&fs->metrics.published, is_strict);
+        if (holds && is_strict && before != CG_GATE_SEALED)
+            cg_space_arrived(fs, fd);
     }
     if (holds)
         cg_gate_check_end(&fs->nodes, node, is_linked && is_strict ? CG_GATE_SEALED : before);

@@ -16,6 +16,8 @@ enum {
     HIGH_PERCENT = 95,
     LOW_PERCENT = 90,
     SURVEY_SECONDS = 600,
+    REST_SECONDS = 60, /* at least, where nothing more may go */
+    REST_FACTOR = 10,  /* and so many times as long as a survey took */
     ASK_SECONDS = 10,
 };
 static const char LEASE[] = "evicting";
@@ -117,13 +119,22 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
     return wanted_of(fs->space.quota_bytes, survey->used_bytes);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static bool survey_again(cg_fs *fs, cg_survey *survey)
 {
+    const int64_t start_ms = now_ms();
     /* Read before the survey: what is published while it runs counts twice rather than not at
      * all. */
     const uint64_t published_bytes = fs->metrics.published_bytes;
     cg_survey_free(survey);
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
+    fs->space.survey_ms = now_ms() - start_ms;
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
         fs->space.published_bytes = published_bytes;
@@ -201,10 +212,21 @@ static bool may_be_full(const cg_fs *fs)
     return may && published > 0;
 }
 
+/* Contexts take nearly all, say: each file that comes may fill the quota, and another survey at
+ * once would find again that nothing may go. */
+static bool rests(const cg_fs *fs, int64_t passed_s)
+{
+    const int64_t rest_s = REST_FACTOR * fs->space.survey_ms / 1000;
+    return fs->space.quota_bytes > 0 &&
+           fs->space.surveyed_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT) &&
+           passed_s < (rest_s > REST_SECONDS ? rest_s : REST_SECONDS);
+}
+
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 {
-    return fs->space.surveyed_at_s == 0 || now_s - fs->space.surveyed_at_s >= SURVEY_SECONDS ||
-           may_be_full(fs);
+    const int64_t passed_s = now_s - fs->space.surveyed_at_s;
+    return fs->space.surveyed_at_s == 0 || passed_s >= SURVEY_SECONDS ||
+           (may_be_full(fs) && !rests(fs, passed_s));
 }
 
 void cg_space_tend(cg_fs *fs)
@@ -283,6 +305,13 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
     inout->f_blocks = quota / inout->f_frsize;
     inout->f_bfree = inout->f_bfree < left ? inout->f_bfree : left;
     inout->f_bavail = inout->f_bavail < left ? inout->f_bavail : left;
+}
+
+void cg_space_arrived(cg_fs *fs, int fd)
+{
+    struct stat attr;
+    if (fstat(fd, &attr) == 0)
+        cg_metrics_add(&fs->metrics.published_bytes, (uint64_t)attr.st_size);
 }
 
 void cg_space_touch(cg_fs *fs, int fd)

@@ -1,11 +1,13 @@
 /* fusefs/space.h - a mount's quota: how full its store is, and making room in it.
  *
  * There are two water marks. When the store takes more than 95 % of the quota, cold data go until
- * it takes less than 90 % (fusefs/evict.h says which). What is published through this mount counts
- * at once. What came or went without it is seen by a survey, every ten minutes. Only one daemon of
- * a store makes room at a time (fusefs/lease.h); two at once would do no harm but free too much. A
- * model may have a quota of its own, with the same marks. Levels that are kept for a time only (-o
- * keep) go after each survey, whether the store is full or not.
+ * it takes less than 90 % (fusefs/evict.h says which). What is published through this mount, by a
+ * close, a rename or a link, counts at once. What came or went without it is seen by a survey,
+ * every ten minutes. Where a survey could not make room up to the mark, the next one comes after
+ * ten times as long as it took, or a minute. Only one daemon of a store makes room at a time
+ * (fusefs/lease.h); two at once would do no harm but free too much. A model may have a quota of its
+ * own, with the same marks. Levels that are kept for a time only (-o keep) go after each survey,
+ * whether the store is full or not.
  * Threads: one tends (cg_fs_keep() of fusefs/core.h); any may ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
@@ -24,6 +26,8 @@ void cg_space_tend(cg_fs *fs);
 bool cg_space_is_due(cg_fs *fs, int64_t now_s);
 /* What the store takes, as far as is known; at most the quota is shown as used. */
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
+/* The file fd was published by a rename or a link. */
+void cg_space_arrived(cg_fs *fs, int fd);
 /* Notes that a published file was opened to be read: that keeps it. The note is the file's time of
  * access, so that all hosts and the next daemon see it. It is set at most once an hour, and also
  * where the store is mounted noatime. */

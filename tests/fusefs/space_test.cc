@@ -1006,6 +1006,48 @@ TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
     ::close(file.fd);
 }
 
+TEST_F(SpaceTest, WhatARenameOrALinkPublishesCounts)
+{
+    const cg_test::Chunk large =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 5), CG_L3, &profile, QUOTA);
+    for (const bool links : {false, true}) {
+        open();
+        cg_space_tend(fs->fs);
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        fs->mkdirs("m/contexts/c/L3");
+        ASSERT_EQ(fs->put("m/contexts/c/L3/.00000.kv.AbCdEf", large.bytes), 0); // rsync
+        EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec));
+        const auto name = [&] {
+            return links
+                       ? fs->link("m/contexts/c/L3/.00000.kv.AbCdEf", "m/contexts/c/L3/00000.kv")
+                       : fs->rename("m/contexts/c/L3/.00000.kv.AbCdEf", "m/contexts/c/L3/00000.kv");
+        };
+        ASSERT_EQ(name(), 0);
+        EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec)) << links;
+        const uint64_t n_bytes = metric("published_bytes_total");
+        ASSERT_EQ(fs->link("m/contexts/c/L3/00000.kv", "m/contexts/c/L3/00001.kv"), 0);
+        EXPECT_EQ(metric("published_bytes_total"), n_bytes) << "it is no more for another name";
+        fs.reset();
+        std::filesystem::remove_all(dir.path + "/m");
+    }
+}
+
+TEST_F(SpaceTest, RestsWhereNothingMoreMayGo)
+{
+    make_context("c", publish(1, 6, 20), 0);
+    open(used() / 97 * 100);
+    cg_space_tend(fs->fs);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    fs->mkdirs("m/contexts/d/L3");
+    const cg_test::Chunk next =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 9), CG_L3, &profile);
+    ASSERT_EQ(fs->put("m/contexts/d/L3/00000.kv", next.bytes), 0);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec));
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec + 599));
+}
+
 TEST_F(SpaceTest, IsDueWhenMuchWasPublished)
 {
     publish(1, 1, 0);
