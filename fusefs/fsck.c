@@ -156,6 +156,15 @@ static cg_status check(fsck *f, int fd, const struct stat *attr, const cg_tree_n
 
 /* ---- repairing ---- */
 
+/* Whether the name is still the file's that was read: it may have been published again. That file
+ * is open, so no other can have its number. */
+static bool is_still(int dir_fd, const char *path, const struct stat *attr)
+{
+    struct stat now;
+    return fstatat(dir_fd, cg_walk_leaf(path), &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+           now.st_ino == attr->st_ino;
+}
+
 static int open_quarantine(fsck *f)
 {
     if (f->quarantine_fd >= 0)
@@ -167,24 +176,43 @@ static int open_quarantine(fsck *f)
     return f->quarantine_fd < 0 ? errno : 0;
 }
 
+/* A FIFO in its place would hold who opens it until somebody reads. */
+static int open_list(const fsck *f, int *fd_out)
+{
+    struct stat attr;
+    const int fd =
+        openat(f->quarantine_fd, "list",
+               O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno;
+    if (fstat(fd, &attr) != 0 || !S_ISREG(attr.st_mode)) {
+        close(fd);
+        return EINVAL;
+    }
+    *fd_out = fd;
+    return 0;
+}
+
 /* The list first: a file in the quarantine that nobody knows would be worse than a line too many.
  */
-static int quarantine(fsck *f, int dir_fd, const char *path, const char *why)
+static int quarantine(fsck *f, int dir_fd, const char *path, const struct stat *attr,
+                      const char *why)
 {
     char name[CG_TREE_PATH_BYTES];
-    const int error = open_quarantine(f);
+    int list_fd = -1;
+    int error = open_quarantine(f);
+    if (error == 0)
+        error = open_list(f, &list_fd);
     if (error != 0)
         return error;
     snprintf(name, sizeof name, "%" PRId64 "-%u-%.200s", f->now_s, f->n_moved++,
              cg_walk_leaf(path));
-    const int fd = openat(f->quarantine_fd, "list",
-                          O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno;
-    const bool is_told = dprintf(fd, "%s\t%s\t%s\n", name, path, why) > 0;
-    close(fd);
+    const bool is_told = dprintf(list_fd, "%s\t%s\t%s\n", name, path, why) > 0;
+    close(list_fd);
     if (!is_told)
         return EIO;
+    if (!is_still(dir_fd, path, attr))
+        return ENOENT;
     if (renameat(dir_fd, cg_walk_leaf(path), f->quarantine_fd, name) != 0)
         return errno;
     f->result.n_quarantined++;
@@ -192,7 +220,8 @@ static int quarantine(fsck *f, int dir_fd, const char *path, const char *why)
 }
 
 /* The name becomes a copy of the levels that are whole. */
-static int cut(fsck *f, int dir_fd, const char *path, int fd, uint8_t finest_whole)
+static int cut(fsck *f, int dir_fd, const char *path, int fd, const struct stat *attr,
+               uint8_t finest_whole)
 {
     cg_chunk_header header;
     char staged[CG_STAGING_NAME_BYTES];
@@ -200,20 +229,17 @@ static int cut(fsck *f, int dir_fd, const char *path, int fd, uint8_t finest_who
     if (!read_header(fd, &header))
         return EIO;
     int error = cg_staging_copy(staging, fd, header.level_bytes[finest_whole], staged);
-    if (error == 0 && renameat(staging->dir_fd, staged, dir_fd, cg_walk_leaf(path)) != 0) {
+    if (error != 0)
+        return error;
+    /* Asked again: copying may take long, and the name may be another's since. */
+    if (!is_still(dir_fd, path, attr))
+        error = ENOENT;
+    else if (renameat(staging->dir_fd, staged, dir_fd, cg_walk_leaf(path)) != 0)
         error = errno;
+    if (error != 0)
         unlinkat(staging->dir_fd, staged, 0);
-    }
     f->result.n_cut += error == 0;
     return error;
-}
-
-/* Whether the name is still the file's that was read: it may have been published again. */
-static bool is_still(int dir_fd, const char *path, const struct stat *attr)
-{
-    struct stat now;
-    return fstatat(dir_fd, cg_walk_leaf(path), &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-           now.st_ino == attr->st_ino;
 }
 
 static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct stat *attr,
@@ -223,9 +249,9 @@ static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct s
     const bool keeps = finest_whole != NONE && name->level >= finest_whole;
     if (!is_still(dir_fd, path, attr))
         return;
-    const int error =
-        keeps ? cut(f, dir_fd, path, fd, finest_whole) : quarantine(f, dir_fd, path, why);
-    if (error == ENOENT) /* another one has repaired it */
+    const int error = keeps ? cut(f, dir_fd, path, fd, attr, finest_whole)
+                            : quarantine(f, dir_fd, path, attr, why);
+    if (error == ENOENT) /* another one has repaired it, or published it again */
         return;
     if (error != 0)
         fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " CG_FSCK_QUARANTINE, error);

@@ -65,6 +65,15 @@ exec 9>&-
 rm "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp"
 check "nothing is staged" equal "$(ls -A "$store/.cachegenfs-tmp")" ""
 
+# A FIFO in the place of the list would hold the scrubber for ever.
+mv "$store/quarantine/list" "$tmp/list"
+mkfifo "$store/quarantine/list"
+echo bad > "$store/m/contexts/c/L2/00009.kv"
+check "a FIFO holds nobody" ends_with 2 timeout 60 "$cachegenfs" fsck "$store" --repair
+check "what cannot be listed stays" [ -e "$store/m/contexts/c/L2/00009.kv" ]
+mv "$tmp/list" "$store/quarantine/list"
+check "then it goes" ends_with 1 fsck --repair
+
 # On a store that is mounted, and through links that lead out of it.
 mkdir "$tmp/outside"
 cp "$store/m/contexts/c/L2/00000.kv" "$tmp/outside/00000.kv"

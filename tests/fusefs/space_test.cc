@@ -1006,6 +1006,39 @@ TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
     ::close(file.fd);
 }
 
+TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 2, 0);
+    for (size_t i = 0; i < 2; i++) { // the first keeps its coarser levels, the second nothing
+        cg_test::Bytes bad = chain[i].bytes;
+        bad[i == 0 ? bad.size() - 50 : 5000] ^= 1;
+        dir.write(path_of(chain[i], CG_L1), bad);
+    }
+    cg_staging staging;
+    cg_fsck_result result;
+    uint64_t n_left;
+    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
+    cg_fsck_config config = {};
+    config.root_fd = dir.fd;
+    config.staging = &staging;
+    config.report = [](void *, const char *, const char *) {};
+    {
+        const cg_test::FsyncHook hook([&](int) { // of the copy of a level that is whole
+            for (const unsigned level : {CG_L1, CG_L2, CG_L3}) {
+                dir.write("m/new", chain[0].bytes);
+                EXPECT_EQ(renameat(dir.fd, "m/new", dir.fd, path_of(chain[0], level).c_str()), 0);
+            }
+            return 0;
+        });
+        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+    }
+    EXPECT_EQ(levels_of(chain[0]), 2u | 4u | 8u);
+    EXPECT_TRUE(dir.read(path_of(chain[0], CG_L3)) == chain[0].bytes);
+    EXPECT_EQ(levels_of(chain[1]), 0u);
+    EXPECT_EQ(result.n_cut, 0u);
+    cg_staging_close(&staging);
+}
+
 TEST_F(SpaceTest, WhatARenameOrALinkPublishesCounts)
 {
     const cg_test::Chunk large =
