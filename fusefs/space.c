@@ -302,7 +302,8 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
     if (quota == 0 || inout->f_frsize == 0)
         return;
     const uint64_t left = (used < quota ? quota - used : 0) / inout->f_frsize;
-    inout->f_blocks = quota / inout->f_frsize;
+    const uint64_t blocks = quota / inout->f_frsize;
+    inout->f_blocks = inout->f_blocks < blocks ? inout->f_blocks : blocks;
     inout->f_bfree = inout->f_bfree < left ? inout->f_bfree : left;
     inout->f_bavail = inout->f_bavail < left ? inout->f_bavail : left;
 }

@@ -30,7 +30,7 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
 void cg_space_arrived(cg_fs *fs, int fd);
 /* Notes that a published file was opened to be read: that keeps it. The note is the file's time of
  * access, so that all hosts and the next daemon see it. It is set at most once an hour, and also
- * where the store is mounted noatime. */
+ * where the store is mounted noatime. A mount without a quota and without -o keep notes nothing. */
 void cg_space_touch(cg_fs *fs, int fd);
 /* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
 int cg_space_check(cg_fs *fs);

@@ -1039,6 +1039,15 @@ TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
     cg_staging_close(&staging);
 }
 
+TEST_F(SpaceTest, AQuotaBeyondTheDiskShowsTheDisk)
+{
+    struct statvfs disk, shown;
+    open(uint64_t{1} << 60);
+    ASSERT_EQ(fstatvfs(dir.fd, &disk), 0);
+    ASSERT_EQ(cg_fs_statfs(fs->fs, &shown), 0);
+    EXPECT_EQ(shown.f_blocks, disk.f_blocks);
+}
+
 TEST_F(SpaceTest, WhatARenameOrALinkPublishesCounts)
 {
     const cg_test::Chunk large =
