@@ -24,6 +24,8 @@ namespace
 
 using namespace cg_test;
 
+constexpr std::chrono::milliseconds CLOSE_TIMEOUT(600), SLACK(8000);
+
 // Once all is closed: what libc and libfuse keep for later, and what each closing leaves to an
 // io_uring whose store hangs, since the kernel may write there some day.
 constexpr size_t MOST_LEFT_BYTES = 1 << 20, MOST_LEFT_BY_A_RESTART = 64 << 10;
@@ -96,7 +98,8 @@ class StressTest : public testing::TestWithParam<const char *>
             mount.path, store.spec,
             std::string("\"io_backend\": \"") + GetParam() +
                 "\", \"lookup_timeout_ms\": 300, \"save_timeout_ms\": 300, \"read_timeout_ms\": 300"
-                ", \"close_timeout_ms\": 600, \"ttft_budget_ms\": 300, \"retry_ms\": 500"
+                ", \"ttft_budget_ms\": 300, \"retry_ms\": 500, \"close_timeout_ms\": " +
+                std::to_string(CLOSE_TIMEOUT.count()) +
                 ", \"negative_ttl_ms\": 50, \"positive_ttl_ms\": 300, \"staging_mib\": " +
                 std::to_string(staging_mib));
         ASSERT_EQ(engine->open_status, CACHEGEN_OK) << engine->error;
@@ -191,10 +194,14 @@ class StressTest : public testing::TestWithParam<const char *>
             file.put(static_cast<char>(draw(256)));
         }
     }
-    // Closes in its time also where the store hangs: nothing releases it before.
+    // Closes in its time also where the store hangs: nothing releases it before. Besides, a busy
+    // machine may take a while to run this thread.
     void restart()
     {
+        const auto begin = std::chrono::steady_clock::now();
         cachegen_close(engine->c);
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, CLOSE_TIMEOUT + SLACK)
+            << "closing was late";
         engine->c = nullptr;
         n_restarts++;
         open();
