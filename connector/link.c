@@ -3,7 +3,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
+
+enum { PROMISES = 64 };
 
 struct cg_link {
     cg_link *next; /* these three: the registry's lock */
@@ -13,7 +16,8 @@ struct cg_link {
     pthread_mutex_t lock;   /* of the rest */
     cg_estimator estimator;
     cg_link_meter meter;
-    double wanted_bytes; /* of all connectors */
+    double wanted_bytes;                /* of all connectors */
+    cg_link_promise promises[PROMISES]; /* until_ns 0: none */
 };
 
 /* The links of this process. A child's is its own. */
@@ -87,6 +91,66 @@ void cg_link_put(cg_link *link, double wanted_bytes)
     pthread_mutex_destroy(&link->lock);
     cg_reader_files_free(link->files);
     free(link);
+}
+
+static bool is_key(const cg_key *a, const cg_key *b)
+{
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+void cg_link_promise_add(cg_link *link, const cg_link_promise *promise, uint64_t now_ns)
+{
+    if (link == NULL)
+        return;
+    pthread_mutex_lock(&link->lock);
+    cg_link_promise *place = &link->promises[0];
+    bool is_kept = false;
+    for (int i = 0; i < PROMISES && !is_kept; i++) {
+        cg_link_promise *p = &link->promises[i];
+        is_kept = p->until_ns > now_ns && is_key(&p->prefix, &promise->prefix);
+        if (is_kept || p->until_ns < place->until_ns)
+            place = p;
+    }
+    if (is_kept) {
+        place->bytes = larger(place->bytes, promise->bytes);
+        place->decode_ns = larger(place->decode_ns, promise->decode_ns);
+    } else {
+        *place = *promise;
+    }
+    pthread_mutex_unlock(&link->lock);
+}
+
+void cg_link_promise_end(cg_link *link, const cg_key *plan)
+{
+    if (link == NULL)
+        return;
+    pthread_mutex_lock(&link->lock);
+    for (int i = 0; i < PROMISES; i++)
+        if (is_key(&link->promises[i].plan, plan))
+            link->promises[i].until_ns = 0;
+    pthread_mutex_unlock(&link->lock);
+}
+
+void cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns, double *bytes_out,
+                      double *decode_ns_out)
+{
+    *bytes_out = *decode_ns_out = 0;
+    if (link == NULL)
+        return;
+    pthread_mutex_lock(&link->lock);
+    for (int i = 0; i < PROMISES; i++) {
+        const cg_link_promise *p = &link->promises[i];
+        if (p->until_ns <= now_ns || is_key(&p->prefix, prefix))
+            continue;
+        *bytes_out += p->bytes;
+        *decode_ns_out += p->decode_ns;
+    }
+    pthread_mutex_unlock(&link->lock);
 }
 
 cg_reader_files *cg_link_files(const cg_link *link)

@@ -13,6 +13,7 @@
  */
 #ifndef CG_CONNECTOR_LINK_H
 #define CG_CONNECTOR_LINK_H
+#include "codec/key.h"
 #include "connector/reader_files.h"
 #include "connector/speeds.h"
 
@@ -26,6 +27,24 @@ typedef struct cg_link cg_link;
 cg_link *cg_link_get(uint64_t device);
 /* Gives the link back. wanted_bytes: what the caller last told cg_link_return(). NULL is fine. */
 void cg_link_put(cg_link *link, double wanted_bytes);
+
+/* What a look-up has said that a load will have of the link, until that load begins. */
+typedef struct cg_link_promise {
+    cg_key plan;   /* that says so: cg_plan_id() */
+    cg_key prefix; /* that the look-up found, but for a tail: who finds the same waits for it */
+    double bytes, decode_ns;
+    uint64_t until_ns; /* then nobody keeps it any more */
+} cg_link_promise;
+
+/* Remembers a promise. Of several of one prefix the first stands, for what the largest of them
+ * takes: requests that want the same share its load. Of more than a few dozen the oldest is lost.
+ * NULL is fine. */
+void cg_link_promise_add(cg_link *link, const cg_link_promise *promise, uint64_t now_ns);
+/* The load of that plan begins, or it never will. NULL is fine. */
+void cg_link_promise_end(cg_link *link, const cg_key *plan);
+/* The sums of what is promised for other prefixes than this one. NULL: nothing is. */
+void cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns, double *bytes_out,
+                      double *decode_ns_out);
 
 /* The files that its readers share, as long as the link is held; NULL: there are none, or link is
  * NULL. */

@@ -139,6 +139,8 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     if (status == CG_OK)
         status = cg_stream_plan_add(&rt->stream_plan, &load->stream);
     if (status == CG_OK) {
+        const cg_key plan_id = cg_plan_id(r.plan, r.plan_bytes);
+        cg_link_promise_end(rt->link, &plan_id);
         cg_operation_begin(&load->op);
         cg_runtime_wake_reader(rt);
         *out = load;

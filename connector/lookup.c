@@ -17,6 +17,8 @@
 enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64, MOUNT_THREADS = 24 };
 /* Between two questions to a store that does not answer, at most. */
 static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
+/* An engine begins a load a step or two after the answer, once it has blocks for it; or never. */
+static const uint64_t PROMISE_NS = UINT64_C(2000000000);
 
 struct cachegen_lookup {
     cg_operation op;
@@ -32,6 +34,7 @@ struct cachegen_lookup {
     cachegen_hit hit;
     uint8_t *plan;
     size_t plan_bytes;
+    bool is_taken; /* the plan was: a load of it may begin; the runtime's lock */
 };
 
 static void lookup_destroy(cg_operation *op)
@@ -40,6 +43,35 @@ static void lookup_destroy(cg_operation *op)
     cg_prefix_destroy(&l->prefix);
     free(l->plan);
     free(l);
+}
+
+/* What was found, but for a tail. */
+static const cg_key *last_key(const cg_prefix *prefix)
+{
+    const uint32_t end = prefix->first_chunk + prefix->n_chunks,
+                   n_full = end < prefix->n_full ? end : prefix->n_full;
+    return n_full > 0 ? &prefix->keys[n_full - 1] : &prefix->root;
+}
+
+/* With the lock held: what must arrive of the plan, the engine may want to have soon: others that
+ * are looked up meanwhile count it. */
+static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *plan)
+{
+    const uint64_t now_ns = cg_now_ns();
+    const bool is_anytime = plan->policy == CG_POLICY_TTFT_BUDGET && plan->level_plus_1 == 0;
+    cg_link_promise made = {.plan = cg_plan_id(l->plan, l->plan_bytes),
+                            .prefix = *last_key(&l->prefix),
+                            .until_ns = now_ns + PROMISE_NS};
+    for (uint32_t i = 0; i < plan->n_chunks; i++) {
+        const cg_plan_chunk *chunk = &plan->chunks[i];
+        const uint8_t level =
+            is_anytime ? cg_controller_nearest(&chunk->sizes, CG_L3) : chunk->level;
+        made.bytes += (double)chunk->sizes.bytes[level];
+        made.decode_ns += cg_speeds_decode_chunk(&rt->speeds, level, chunk->sizes.n_tokens,
+                                                 chunk->sizes.bytes[level]);
+    }
+    if (plan->n_chunks > 0 && !l->is_cancelled)
+        cg_link_promise_add(rt->link, &made, now_ns);
 }
 
 /* With the lock held: what the controller says to chunks of those sizes, of which the last ends at
@@ -51,6 +83,9 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
     const uint64_t spent_ns = l->spent_ns + (cg_now_ns() - l->op.started_ns);
     /* Neither the store nor the engine has what follows. */
     const uint32_t had = stored > l->from_token ? stored : l->from_token;
+    double promised_bytes, promised_decode_ns;
+    cg_link_promised(rt->link, last_key(&l->prefix), cg_now_ns(), &promised_bytes,
+                     &promised_decode_ns);
     const cg_speeds *speeds = cg_runtime_speeds(rt);
     cg_controller_input input = {
         .policy = (cg_policy)l->op.connector->config->policy,
@@ -59,8 +94,9 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
         .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
         .link_bps = cg_estimator_bps(&speeds->link),
         .link_hope = cg_estimator_hope(&speeds->link),
-        .queued_bytes = speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
-        .queued_decode_ns = cg_stream_undecoded_ns(&rt->stream_plan, speeds),
+        .queued_bytes =
+            promised_bytes + speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
+        .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
         .recompute_tokens_per_s = cg_speeds_recompute(speeds),
         .other_tokens = l->prefix.n_tokens - had};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
@@ -181,8 +217,10 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         }
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);
-        if ((l->plan = malloc(l->plan_bytes)) != NULL)
+        if ((l->plan = malloc(l->plan_bytes)) != NULL) {
             cg_plan_write(&plan, l->plan);
+            promise(rt, l, &plan);
+        }
     }
     free(levels);
     free(sizes);
@@ -535,6 +573,9 @@ cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan, size_t
     if (room < lookup->plan_bytes)
         return CG_ERR_BUFFER_TOO_SMALL;
     memcpy(plan, lookup->plan, lookup->plan_bytes);
+    pthread_mutex_lock(&rt->lock);
+    lookup->is_taken = true;
+    pthread_mutex_unlock(&rt->lock);
     return CG_OK;
 }
 
@@ -549,6 +590,10 @@ void cachegen_lookup_free(cachegen_lookup *lookup)
     cg_runtime *rt = lookup->op.runtime;
     pthread_mutex_lock(&rt->lock);
     lookup->is_cancelled = true;
+    if (lookup->op.done && lookup->plan != NULL && !lookup->is_taken) {
+        const cg_key plan_id = cg_plan_id(lookup->plan, lookup->plan_bytes);
+        cg_link_promise_end(rt->link, &plan_id);
+    }
     cg_operation_unref(&lookup->op); /* not done: the worker frees it */
     pthread_mutex_unlock(&rt->lock);
 }

@@ -67,6 +67,13 @@ void cg_plan_write(const cg_plan *plan, uint8_t *bytes)
     put_bytes(at, check.bytes);
 }
 
+cg_key cg_plan_id(const uint8_t *bytes, size_t n_bytes)
+{
+    cg_key id;
+    memcpy(id.bytes, bytes + n_bytes - CHECK_BYTES, CHECK_BYTES);
+    return id;
+}
+
 static bool read_key(cg_cursor *in, uint8_t *bytes_out)
 {
     const uint8_t *bytes;

@@ -23,7 +23,7 @@ class LinkTest : public testing::Test
     static double measure(cg_link *link, cg_speeds *speeds, uint64_t bytes, uint64_t at_ns)
     {
         cg_link_borrow(link, speeds);
-        const double mark = cg_link_meter_begin(&speeds->meter, at_ns);
+        const cg_link_mark mark = cg_link_meter_begin(&speeds->meter, bytes, at_ns);
         cg_link_return(link, speeds);
         cg_link_borrow(link, speeds);
         cg_link_meter_end(&speeds->meter, mark, bytes, at_ns, at_ns + SECOND, &speeds->link);
@@ -72,10 +72,10 @@ TEST_F(LinkTest, ReadsOfTwoConnectorsAtOnceAreOneLinksBusyTime)
     cg_link *link = cg_link_get(1), *same = cg_link_get(1);
     cg_speeds a = {}, b = {};
     cg_link_borrow(link, &a);
-    const double mark_a = cg_link_meter_begin(&a.meter, SECOND);
+    const cg_link_mark mark_a = cg_link_meter_begin(&a.meter, 1000000, SECOND);
     cg_link_return(link, &a);
     cg_link_borrow(same, &b);
-    const double mark_b = cg_link_meter_begin(&b.meter, SECOND);
+    const cg_link_mark mark_b = cg_link_meter_begin(&b.meter, 1000000, SECOND);
     cg_link_return(same, &b);
     cg_link_borrow(link, &a);
     cg_link_meter_end(&a.meter, mark_a, 1000000, SECOND, 2 * SECOND, &a.link);
@@ -141,6 +141,127 @@ TEST_F(LinkTest, ASchedulersConnectorKnowsWhatItsWorkersMeasuredAndCountsItOnce)
     report.read_ns = SECOND;
     cachegen_report_load(scheduler.c, 0, &report);
     EXPECT_EQ(scheduler.stats().throughput_bps, measured_bps) << "it was measured here";
+}
+
+TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
+{
+    cg_link *link = cg_link_get(1);
+    const auto key = [](const char *text) { return cg_key_of_bytes(text, strlen(text)); };
+    const auto add = [&](const char *plan, const char *prefix, double bytes, uint64_t until_s) {
+        const cg_link_promise promise = {key(plan), key(prefix), bytes, 2 * bytes,
+                                         until_s * SECOND};
+        cg_link_promise_add(link, &promise, SECOND);
+    };
+    const auto promised = [&](const char *prefix, uint64_t now_s) {
+        const cg_key own = key(prefix);
+        double bytes, decode_ns;
+        cg_link_promised(link, &own, now_s * SECOND, &bytes, &decode_ns);
+        EXPECT_EQ(decode_ns, 2 * bytes);
+        return bytes;
+    };
+    EXPECT_EQ(promised("x", 1), 0);
+    add("plan a", "a", 100, 3);
+    add("plan b", "b", 20, 4);
+    EXPECT_EQ(promised("x", 2), 120);
+    EXPECT_EQ(promised("a", 2), 20) << "its load would be shared";
+    add("plan c", "a", 150, 5);
+    EXPECT_EQ(promised("x", 2), 170) << "and so it counts once";
+    EXPECT_EQ(promised("x", 3), 20) << "the first one's time is over";
+    const cg_key plan_a = key("plan a"), plan_b = key("plan b");
+    cg_link_promise_end(link, &plan_b);
+    EXPECT_EQ(promised("x", 2), 150);
+    cg_link_promise_end(link, &plan_a);
+    EXPECT_EQ(promised("x", 2), 0);
+    for (int i = 0; i < 1000; i++) // more than there is room for: the newest count
+        add(("plan " + std::to_string(i)).c_str(), std::to_string(i).c_str(), 1, 10 + i);
+    EXPECT_GT(promised("x", 2), 30);
+    EXPECT_EQ(promised("x", 1009), 0);
+    EXPECT_EQ(promised("x", 1008), 1);
+    double bytes, decode_ns;
+    cg_link_promise_end(nullptr, &plan_a);
+    cg_link_promised(nullptr, &plan_a, 0, &bytes, &decode_ns);
+    EXPECT_EQ(bytes + decode_ns, 0);
+    cg_link_put(link, 0);
+}
+
+// A promise lasts two seconds, and a busy machine may take longer for two calls: then once more.
+class PromiseTest : public LinkTest
+{
+  protected:
+    void SetUp() override
+    {
+        struct stat root;
+        ASSERT_EQ(stat(store.dir.path.c_str(), &root), 0);
+        link = cg_link_get(root.st_dev);
+        for (uint32_t seed : {1, 2})
+            ASSERT_EQ(engine.save(prompt(128, seed)), CACHEGEN_OK);
+        cg_speeds speeds = {};
+        cg_link_borrow(link, &speeds);
+        cg_estimator_add(&speeds.link, 100000, SECOND, cg_now_ns());
+        cg_link_return(link, &speeds);
+    }
+    void TearDown() override
+    {
+        cg_link_put(link, 0);
+    }
+    double promised() const
+    {
+        const cg_key none = {};
+        double bytes, decode_ns;
+        cg_link_promised(link, &none, cg_now_ns(), &bytes, &decode_ns);
+        return bytes;
+    }
+    template <typename Try> static bool comes_true_at_once(Try attempt)
+    {
+        for (int i = 0; i < 100; i++)
+            if (attempt())
+                return true;
+        return false;
+    }
+    const Store store;
+    Engine engine{store}, other{store};
+    cg_link *link = nullptr;
+};
+
+TEST_F(PromiseTest, ALookUpCountsWhatThoseBeforeItWerePromised)
+{
+    const auto alone_ns = engine.look_up(prompt(128, 1)).predicted_ns;
+    ASSERT_GT(alone_ns, 0u);
+    EXPECT_TRUE(comes_true_at_once([&] {
+        engine.look_up(prompt(128, 1));
+        return other.look_up(prompt(128, 2)).predicted_ns > alone_ns * 3 / 2;
+    }));
+}
+
+TEST_F(PromiseTest, ALoadThatBeginsHasItsPromise)
+{
+    EXPECT_TRUE(comes_true_at_once([&] {
+        engine.look_up(prompt(128));
+        const double before = promised();
+        cachegen_load *load;
+        other.plan = engine.plan; // as a worker's, in the same process
+        EXPECT_EQ(other.load_start(0, 127, &load), CACHEGEN_OK);
+        const double after = promised();
+        cachegen_load_free(load);
+        return before > 0 && after == 0;
+    }));
+}
+
+TEST_F(PromiseTest, ALookUpThatIsFreedWithoutItsPlanPromisesNothing)
+{
+    const Tokens tokens = prompt(128);
+    EXPECT_TRUE(comes_true_at_once([&] {
+        const cachegen_request request = engine.request(tokens);
+        cachegen_lookup *lookup;
+        cachegen_hit hit = {};
+        hit.struct_size = sizeof hit;
+        EXPECT_EQ(cachegen_lookup_start(engine.c, &request, 0, &lookup), CACHEGEN_OK);
+        const auto poll_op = [&] { return cachegen_lookup_poll(lookup, &hit); };
+        EXPECT_EQ(wait_for(engine.c, poll_op), CACHEGEN_OK);
+        const double before = promised();
+        cachegen_lookup_free(lookup);
+        return before > 0 && promised() == 0;
+    }));
 }
 
 // Nobody would measure anew.
