@@ -363,7 +363,9 @@ CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens
 /* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
  * tells it how a load in another process went, from which it learns the speeds. bytes_read were
  * read in read_ns; where this process has read, too, it has measured that itself, and they are left
- * out. loaded_tokens - from_token tokens of worst_level were decoded in decode_ns. */
+ * out. loaded_tokens - from_token tokens, of chunks at the levels that chunks_at counts, were
+ * decoded in decode_ns and written to blocks in copy_ns. Where chunks_at is all zeros they were of
+ * worst_level. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 

@@ -480,8 +480,18 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     if (speeds->meter.last_ns == 0) /* else the load was in this process, and was measured */
         cg_estimator_add(&speeds->link, p.bytes_read, p.read_ns, cg_now_ns());
     cg_runtime_speeds_end(rt);
-    if (p.loaded_tokens > from_token && p.worst_level < CG_N_LEVELS && p.decode_ns > 0)
-        cg_speeds_add_decode(&rt->speeds, p.worst_level, p.loaded_tokens - from_token, p.decode_ns);
+    if (p.loaded_tokens > from_token && p.decode_ns > 0) {
+        /* A host of before chunks_at, or that does not fill it, tells one level. */
+        const uint32_t all_at_worst[CG_N_LEVELS] = {[CG_L0] = p.worst_level == CG_L0,
+                                                    [CG_L1] = p.worst_level == CG_L1,
+                                                    [CG_L2] = p.worst_level == CG_L2,
+                                                    [CG_L3] = p.worst_level == CG_L3};
+        uint32_t n_told = 0;
+        for (unsigned level = 0; level < CG_N_LEVELS; level++)
+            n_told += p.chunks_at[level] > 0;
+        cg_speeds_add_load(&rt->speeds, n_told > 0 ? p.chunks_at : all_at_worst,
+                           p.loaded_tokens - from_token, p.decode_ns + p.copy_ns);
+    }
     pthread_mutex_unlock(&rt->lock);
 }
 

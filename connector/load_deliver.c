@@ -51,7 +51,7 @@ static void count(cg_load_chunk *chunk, cg_status status, uint64_t decode_ns, ui
     pthread_mutex_lock(&rt->lock);
     if (status != CG_OK && chunk->status == CG_OK)
         chunk->status = status;
-    chunk->decode_ns += decode_ns;
+    chunk->thread_ns += decode_ns + copy_ns;
     load->progress.decode_ns += decode_ns;
     load->progress.copy_ns += copy_ns;
     rt->stats.decode_ns += decode_ns;

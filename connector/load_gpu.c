@@ -145,7 +145,7 @@ void cg_load_gpu_run(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         is_timed ? (cg_now_ns() - began_ns) * config->threads / config->gpu_slots : 0;
     pthread_mutex_lock(&rt->lock);
     chunk->status = status;
-    chunk->decode_ns += took_ns;
+    chunk->thread_ns += took_ns;
     load->progress.decode_ns += took_ns;
     rt->stats.decode_ns += took_ns;
     rt->stats.chunks_decoded_on_gpu += on_gpu;

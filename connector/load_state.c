@@ -58,7 +58,7 @@ static void trace_decode(const cg_load_chunk *chunk)
                                   .estimated_ns =
                                       cg_speeds_decode_chunk(&load->op.runtime->speeds, level,
                                                              sizes->n_tokens, sizes->bytes[level]),
-                                  .thread_ns = (double)chunk->decode_ns};
+                                  .thread_ns = (double)chunk->thread_ns};
     cg_trace_add(load->trace, &event);
 }
 
@@ -353,9 +353,9 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
         trace_decode(chunk);
     /* A chunk that is not wanted any more may have skipped tasks: it does not count as loaded. */
     if (cg_stream_decode_ended(&rt->stream_plan, stream, chunk->index, chunk->status == CG_OK)) {
-        if (chunk->decode_ns > 0) /* else nobody knows */
+        if (chunk->thread_ns > 0) /* else nobody knows */
             cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
-                                 chunk->decode_ns);
+                                 chunk->thread_ns);
         rt->stats.chunks_loaded[level]++;
         /* A chunk that was decoded before the one in front of it counts only now. */
         for (uint32_t i = n_whole; i < stream->n_whole; i++)

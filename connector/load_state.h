@@ -36,7 +36,7 @@ typedef struct cg_load_chunk {
     cg_decoder *decoder;   /* the job's */
     uint8_t worst_level; /* the job's: the level that was decoded, or that of its prefix if worse */
     cg_status status;    /* the first task that failed, or CG_OK */
-    uint64_t decode_ns;  /* thread time */
+    uint64_t thread_ns;  /* that decoding and writing to blocks took */
     uint64_t decode_began_ns; /* of a load that is traced */
 } cg_load_chunk;
 

@@ -26,13 +26,18 @@ typedef struct cg_speeds {
     double prefill_tokens, prefill_ns;    /* sums in which older prefills count less and less */
 } cg_speeds;
 
-/* n_tokens of a level took decode_ns of thread time. */
-void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, uint64_t decode_ns);
+/* n_tokens of a level took thread_ns of thread time, until they were in their blocks. */
+void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, uint64_t thread_ns);
+/* The same of a load of which only the sums are known: n_tokens, of so many chunks of each level.
+ * The levels share the time as they would by what is known of them. Without chunks nothing is
+ * learnt. */
+void cg_speeds_add_load(cg_speeds *speeds, const uint32_t chunks_at[CG_N_LEVELS], uint32_t n_tokens,
+                        uint64_t thread_ns);
 /* The engine computed n_tokens of prefill in duration_ns. */
 void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns);
 
-/* What decoding costs a token in wall time with all threads at work; a level that was not measured
- * goes by one that was. 0: unknown. */
+/* What decoding and writing to blocks costs a token in wall time with all threads at work; a level
+ * that was not measured goes by one that was. 0: unknown. */
 void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVELS]);
 /* What decoding a chunk costs in wall time with all threads at work: as measured, also of another
  * level, or else guessed from its coded bytes. */

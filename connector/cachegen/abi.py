@@ -395,13 +395,16 @@ class Connector:
     def save_free(self, save):
         self._c.cachegen_save_free(save)
 
-    def report_load(self, from_token, loaded_tokens, worst_level, bytes_read, read_ns, decode_ns):
+    def report_load(self, from_token, load):
+        """load: what a worker reported of it (cachegen.vllm.messages.LoadReport)."""
         progress = Progress(
-            loaded_tokens=loaded_tokens,
-            worst_level=worst_level,
-            bytes_read=bytes_read,
-            read_ns=read_ns,
-            decode_ns=decode_ns,
+            loaded_tokens=load.loaded_tokens,
+            worst_level=load.worst_level,
+            bytes_read=load.bytes_read,
+            read_ns=load.read_ns,
+            decode_ns=load.decode_ns,
+            copy_ns=load.copy_ns,
+            chunks_at=tuple(load.levels.count(level) for level in range(N_LEVELS)),
         )
         self._c.cachegen_report_load(self._handle, from_token, byref(progress))
 

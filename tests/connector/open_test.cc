@@ -562,6 +562,30 @@ TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink)
     EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u) << "100 bytes a second";
 }
 
+// Chunks at L0 that were computed on a prefix at L3 are not decoded as fast as L3.
+TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLevelsThatTheyHad)
+{
+    Engine engine(store, "\"prior_mbps\": 1e9, \"threads\": 1");
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    p.abi_version = CACHEGEN_ABI_VERSION;
+    p.loaded_tokens = 96;
+    p.worst_level = CG_L3;
+    p.chunks_at[CG_L0] = 3;
+    p.decode_ns = 40 * 96000;
+    p.copy_ns = 10 * 96000;
+    cachegen_report_load(engine.c, 0, &p);
+    EXPECT_NEAR(static_cast<double>(engine.look_up(tokens).predicted_ns), 50 * 96000, 96000);
+    p.chunks_at[CG_L0] = 0; // of an older host
+    p.worst_level = CG_L0;
+    p.decode_ns = 300 * 96000;
+    for (int i = 0; i < 100; i++)
+        cachegen_report_load(engine.c, 0, &p);
+    EXPECT_NEAR(static_cast<double>(engine.look_up(tokens).predicted_ns), 310 * 96000, 96000);
+}
+
 #if defined(__SANITIZE_THREAD__)
 constexpr const char *no_fork = "TSan does not start threads in children of threaded processes";
 #elif defined(__SANITIZE_ADDRESS__)

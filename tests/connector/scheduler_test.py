@@ -1190,6 +1190,19 @@ class FailureTest(unittest.TestCase):
                     made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 1)]))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))
 
+    def test_the_library_is_told_which_levels_a_load_had(self):
+        told = []
+        cg = abi.Connector.__new__(abi.Connector)
+        cg._handle = ctypes.c_void_p()
+        cg._c = types.SimpleNamespace(
+            cachegen_report_load=lambda _handle, from_token, progress: told.append((from_token, progress._obj)),
+            cachegen_close=lambda _handle: None,
+        )
+        cg.report_load(64, LoadReport(320, 2, decode_ns=5, copy_ns=3, levels=bytes([0, 1, 1, 0])))
+        ((from_token, progress),) = told
+        self.assertEqual((from_token, progress.loaded_tokens, progress.worst_level), (64, 320, 2))
+        self.assertEqual((progress.decode_ns, progress.copy_ns, list(progress.chunks_at)), (5, 3, [2, 2, 0, 0]))
+
 
 class RanksTest(unittest.TestCase):
     """Several ranks load one request, each its heads; how far and how well each one comes is its own affair."""

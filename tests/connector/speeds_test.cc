@@ -47,6 +47,27 @@ TEST_F(SpeedsTest, AMeasurementMovesTheMeanByAFifth)
     EXPECT_DOUBLE_EQ(decode_ns(CG_L2), 120);
 }
 
+TEST_F(SpeedsTest, LevelsOfALoadShareItsTimeAsTheyWouldByWhatIsKnown)
+{
+    const uint32_t half[CG_N_LEVELS] = {0, 2, 2, 0}, none[CG_N_LEVELS] = {};
+    speeds.n_threads = 1;
+    cg_speeds_add_load(&speeds, none, 100, 1000000);
+    EXPECT_EQ(decode_ns(CG_L2), 0);
+    cg_speeds_add_decode(&speeds, CG_L1, 100, 30000);
+    cg_speeds_add_decode(&speeds, CG_L2, 100, 10000);
+    for (int i = 0; i < 100; i++) // twice of what both were
+        cg_speeds_add_load(&speeds, half, 100, 40000);
+    EXPECT_NEAR(decode_ns(CG_L1), 600, 1e-3);
+    EXPECT_NEAR(decode_ns(CG_L2), 200, 1e-3);
+
+    speeds = {};
+    speeds.n_threads = 1;
+    cg_speeds_add_load(&speeds, half, 100, 40000); // nothing was known: as it is anywhere
+    EXPECT_NEAR(decode_ns(CG_L1) + decode_ns(CG_L2), 800, 1e-3);
+    EXPECT_GT(decode_ns(CG_L1), decode_ns(CG_L2));
+    EXPECT_GT(decode_ns(CG_L2), decode_ns(CG_L3)) << "not loaded";
+}
+
 TEST_F(SpeedsTest, RecomputingIsTokensOverTimeAndTheLastPrefillsCountMost)
 {
     cg_speeds_add_prefill(&speeds, 1000, 1000000000);

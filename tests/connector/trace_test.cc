@@ -235,6 +235,20 @@ TEST(TraceTest, ItsTimesAreInOrder)
                   6);
 }
 
+// What plans go by: a chunk is delivered when it is in its blocks.
+TEST(TraceTest, WritingToBlocksCountsInTheTimeOfAChunk)
+{
+    const Traced t;
+    const Load l = Engine(t.store, traced(t.dir.path)).load(t.tokens);
+    ASSERT_EQ(l.status, CACHEGEN_OK);
+    double thread_us = 0;
+    for (const Event &decode : t.only_trace().named("decode"))
+        thread_us += decode.args.at("thread_us");
+    EXPECT_GT(l.progress.copy_ns, 0u);
+    EXPECT_NEAR(thread_us, static_cast<double>(l.progress.decode_ns + l.progress.copy_ns) / 1e3,
+                0.01);
+}
+
 TEST(TraceTest, AFailedLoadSaysWhatFailed)
 {
     const Traced t;

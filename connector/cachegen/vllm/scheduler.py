@@ -543,9 +543,7 @@ class Scheduler:
     @guarded(nothing)
     def _tell_library(self, plan, load):
         cg = self.library.cg
-        cg.report_load(
-            plan.from_token, load.loaded_tokens, load.worst_level, load.bytes_read, load.read_ns, load.decode_ns
-        )
+        cg.report_load(plan.from_token, load)
         if load.loaded_tokens < plan.to_token and plan.plan:
             with contextlib.suppress(abi.CachegenError):  # bytes that are no plan
                 cg.forget_failed(
