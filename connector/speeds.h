@@ -24,6 +24,8 @@ typedef struct cg_speeds {
     double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */
     double configured_tokens_per_s;       /* of prefill; 0: measured */
     double prefill_tokens, prefill_ns;    /* sums in which older prefills count less and less */
+    double short_tokens, short_ns; /* the same of short ones, which hardly tell: a step has a cost
+                                      of its own, whatever it computes */
 } cg_speeds;
 
 /* n_tokens of a level took thread_ns of thread time, until they were in their blocks. */
@@ -33,7 +35,8 @@ void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, 
  * learnt. */
 void cg_speeds_add_load(cg_speeds *speeds, const uint32_t chunks_at[CG_N_LEVELS], uint32_t n_tokens,
                         uint64_t thread_ns);
-/* The engine computed n_tokens of prefill in duration_ns. */
+/* The engine computed n_tokens of prefill in duration_ns. A few tokens count only as long as there
+ * was no longer prefill. */
 void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns);
 
 /* What decoding and writing to blocks costs a token in wall time with all threads at work; a level

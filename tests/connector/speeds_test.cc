@@ -77,6 +77,19 @@ TEST_F(SpeedsTest, RecomputingIsTokensOverTimeAndTheLastPrefillsCountMost)
     EXPECT_NEAR(cg_speeds_recompute(&speeds), 2000, 5);
 }
 
+TEST_F(SpeedsTest, ShortPrefillsCountOnlyWhileThereAreNoLongerOnes)
+{
+    const auto add = [&](uint32_t n_tokens) { // 20 ms a step, and 10,000 tokens a second
+        cg_speeds_add_prefill(&speeds, n_tokens, 20000000 + n_tokens * UINT64_C(100000));
+    };
+    add(64);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds), 64 / 0.0264, 1);
+    add(8192);
+    for (int i = 0; i < 30; i++)
+        add(64);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds), 8192 / 0.8392, 1);
+}
+
 TEST_F(SpeedsTest, AConfiguredSpeedOfRecomputingStands)
 {
     speeds.configured_tokens_per_s = 123;
