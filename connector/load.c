@@ -134,7 +134,7 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
         cg_uses_begin(rt);
     }
-    load->stream.ends_at_ns = cg_stream_end_ns(&load->stream, cg_runtime_speeds(rt), cg_now_ns());
+    cg_stream_set_end(&load->stream, cg_runtime_speeds(rt), cg_now_ns());
     cg_runtime_speeds_end(rt);
     if (status == CG_OK)
         status = cg_stream_plan_add(&rt->stream_plan, &load->stream);

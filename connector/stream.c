@@ -7,6 +7,7 @@ cg_status cg_stream_init(cg_stream *stream, uint32_t n_chunks)
     *stream = (cg_stream){.n_chunks = n_chunks,
                           .quality = &cg_quality_built_in,
                           .ends_at_ns = UINT64_MAX,
+                          .silent_from_ns = UINT64_MAX,
                           .decode_at_ns = UINT64_MAX,
                           .levels = calloc(n_chunks + (size_t)1, sizeof *stream->levels),
                           .sizes = calloc(n_chunks + (size_t)1, sizeof *stream->sizes),

@@ -50,6 +50,7 @@ struct cg_stream {
     uint64_t deadline_ns;      /* what levels are chosen by */
     uint64_t decode_at_ns;     /* decoding must start then to meet it; the plan's */
     uint64_t ends_at_ns;       /* then it ends with what has arrived; UINT64_MAX: never */
+    uint64_t silent_from_ns;   /* or from then on, once nothing arrives; UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */

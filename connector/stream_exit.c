@@ -32,19 +32,21 @@ static double floor_bytes(const cg_stream *stream, uint32_t index)
     return (double)stream->sizes[index].bytes[level];
 }
 
-uint64_t cg_stream_end_ns(const cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
+void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
 {
     const double link_bps = cg_estimator_bps(&speeds->link);
     const double left = left_ns(stream->deadline_ns, now_ns);
     double bytes = 0;
+    stream->silent_from_ns = stream->deadline_ns;
+    stream->ends_at_ns = UINT64_MAX;
     if (stream->policy == CG_POLICY_MIN_DELAY)
-        return UINT64_MAX;
+        return;
     for (uint32_t i = stream->first; i < stream->end; i++)
         bytes += floor_bytes(stream, i);
     double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
     ns = ns > left ? ns : left;
-    return now_ns + (uint64_t)(ns < MOST_LOAD_NS ? ns : MOST_LOAD_NS) +
-           GRACE_MS * UINT64_C(1000000);
+    stream->ends_at_ns =
+        now_ns + (uint64_t)(ns < MOST_LOAD_NS ? ns : MOST_LOAD_NS) + GRACE_MS * UINT64_C(1000000);
 }
 
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
@@ -59,11 +61,23 @@ const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
     return NULL;
 }
 
+/* Nothing more is read for a stream. */
+static void give_up_all(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        cg_stream_read *read = &plan->reads[i];
+        const bool waits = read->give_up_ns > now_ns && read->give_up_ns < UINT64_MAX;
+        if (read->id != 0 && read->stream == stream && waits)
+            read->give_up_ns = now_ns;
+    }
+}
+
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
 {
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        if (now_ns >= stream->ends_at_ns) {
-            stream->ends_at_ns = UINT64_MAX;
+        if (now_ns >= stream->ends_at_ns || now_ns >= cg_stream_silent_ns(plan, stream)) {
+            stream->ends_at_ns = stream->silent_from_ns = UINT64_MAX;
+            give_up_all(plan, stream, now_ns);
             return stream;
         }
     return NULL;

@@ -12,11 +12,11 @@
 extern "C" {
 #endif
 
-/* When a stream that is to be added at now_ns should end, for its ends_at_ns: with its budget and
- * half a second. But what was planned to take longer, because recomputing takes longer still, may
- * take twice what reading what must arrive should. UINT64_MAX: never (min_delay, which has no
- * budget). */
-uint64_t cg_stream_end_ns(const cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns);
+/* Sets when a stream that is to be added at now_ns ends: half a second after its budget. But what
+ * was planned to take longer, because recomputing takes longer still, may take twice what reading
+ * what must arrive should, and with min_delay all the time that it needs. It has more than its
+ * budget only as long as bytes arrive (cg_stream_silent_ns()). */
+void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns);
 /* A read whose time is over; NULL: none. Each is returned once. It is under way until
  * cg_stream_read_ended(). */
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);

@@ -22,6 +22,7 @@ enum {
     MOST_ITEMS = 2048,  /* with more it stands longer: planning takes tens of ms */
     STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
+    SILENT_MS = 500, /* a load that is late may wait so long for the next bytes */
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
@@ -134,6 +135,15 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
     const double most_bps = bits * 1e9 / quiet;
     *is_bound_out = true;
     return bps > 0 && bps < most_bps ? bps : most_bps;
+}
+
+uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream)
+{
+    if (plan->n_reading == 0 || stream->silent_from_ns == UINT64_MAX ||
+        cg_stream_first_missing(stream) >= stream->first_failed)
+        return UINT64_MAX;
+    return add_ns(plan->alive_ns > stream->silent_from_ns ? plan->alive_ns : stream->silent_from_ns,
+                  plan->patience_ns);
 }
 
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
@@ -448,13 +458,17 @@ static bool has_room(cg_stream_plan *plan, const cg_stream *stream, uint32_t ind
            (double)(plan->bytes_reading + n_bytes) <= window_bytes(stream, index, speeds, link_bps);
 }
 
+/* Twice what the link takes for all that is under way. */
+static uint64_t queued_ns(const cg_stream_plan *plan, double link_bps)
+{
+    const double ns = link_bps > 0 ? 2 * (double)plan->bytes_reading * 8e9 / link_bps : 0;
+    return (uint64_t)(ns < MOST_QUEUED_NS ? ns : MOST_QUEUED_NS);
+}
+
 static uint64_t give_up_ns(const cg_stream_plan *plan, const cg_stream *stream, double link_bps,
                            uint64_t now_ns)
 {
-    double queued_ns = link_bps > 0 ? 2 * (double)plan->bytes_reading * 8e9 / link_bps : 0;
-    if (queued_ns > MOST_QUEUED_NS)
-        queued_ns = MOST_QUEUED_NS;
-    const uint64_t at_ns = add_ns(now_ns, plan->read_timeout_ns + (uint64_t)queued_ns);
+    const uint64_t at_ns = add_ns(now_ns, plan->read_timeout_ns + queued_ns(plan, link_bps));
     return at_ns < stream->ends_at_ns ? at_ns : stream->ends_at_ns;
 }
 
@@ -482,9 +496,16 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref,
     }
     chunk->asked_bytes = end_bytes;
     chunk->n_reads++;
-    if (plan->n_reading++ == 0)
+    if (plan->n_reading++ == 0) {
         plan->quiet_since_ns = now_ns;
+        if (!plan->has_failed)
+            plan->alive_ns = now_ns;
+    }
     plan->bytes_reading += read->bytes;
+    const uint64_t least_ns = SILENT_MS * UINT64_C(1000000);
+    plan->patience_ns = queued_ns(plan, measured_bps(speeds));
+    if (plan->patience_ns < least_ns)
+        plan->patience_ns = least_ns;
     read->give_up_ns = give_up_ns(plan, ref.stream, cg_estimator_bps(&speeds->link), now_ns);
     return read;
 }
@@ -592,6 +613,9 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     plan->n_reading--;
     plan->bytes_reading -= read.bytes;
     plan->quiet_since_ns = ended_ns;
+    plan->has_failed = n_bytes == 0;
+    if (n_bytes > 0)
+        plan->alive_ns = ended_ns;
     plan->is_stale = true;
     stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
                                          read.submitted_ns, ended_ns, &speeds->link);
@@ -693,6 +717,8 @@ uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
     uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
+        const uint64_t silent_ns = cg_stream_silent_ns(plan, stream);
+        wake_ns = silent_ns < wake_ns ? silent_ns : wake_ns;
         for (uint32_t i = stream->first; i < stream->first_failed && stream->decode_at_ns < wake_ns;
              i++)
             if (stream->chunks[i].state == CG_STREAM_READING && cg_stream_is_decodable(stream, i))

@@ -22,7 +22,9 @@
  * has fallen silent still has to bring at the deadline.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. Its reads are given up then, and no others are begun.
+ * 7. A stream ends at a time of its own, and behind its deadline as soon as nothing has arrived for
+ * half a second, or for twice the time that all bytes under way should take over the link as it was
+ * measured. Its reads are given up then, and no others are begun.
  *
  * Other loads read each chunk at one level. It is the one they were told (fixed), or the
  * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).
@@ -71,6 +73,9 @@ typedef struct cg_stream_plan {
     uint32_t n_reading;
     uint64_t bytes_reading, bytes_held, bytes_decoding, last_id;
     uint64_t quiet_since_ns; /* no read has ended since */
+    uint64_t alive_ns;       /* bytes arrived, or it was idle, and not because reads failed */
+    uint64_t patience_ns;    /* for so long nothing may arrive of what is under way */
+    bool has_failed;         /* the read that ended last */
     uint64_t check_ns;       /* when to look again at what may be hopeless */
     bool must_decode;        /* the memory is needed */
     cg_stream_read *reads;   /* [depth] */
@@ -109,6 +114,9 @@ const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t i
  * passed, which the link does not reach. */
 double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                           bool *is_bound_out);
+/* When a stream ends because nothing arrives; UINT64_MAX: it is not under way, or has all it must
+ * have. */
+uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream);
 /* When a load must be done: by its deadline, less what recomputing takes of what it has failed
  * since. */
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);

@@ -691,7 +691,8 @@ TEST_F(StreamPlanTest, ALoadEndsWithItsBudgetOrAtTwiceTheTimeThatItsFloorsTake)
     Stream stream(10, 2 * SECOND); // 10 chunks of 100 kB
     start(16, 1000000 * KB);
     const auto end_ns = [&](uint64_t now_ns) {
-        return cg_stream_end_ns(&stream.s, &speeds, now_ns);
+        cg_stream_set_end(&stream.s, &speeds, now_ns);
+        return stream.s.ends_at_ns;
     };
     EXPECT_EQ(end_ns(SECOND), 5 * SECOND / 2) << "the link is not known";
     link(1e6);
@@ -703,6 +704,48 @@ TEST_F(StreamPlanTest, ALoadEndsWithItsBudgetOrAtTwiceTheTimeThatItsFloorsTake)
     EXPECT_EQ(end_ns(SECOND), SECOND + 86400 * SECOND + SECOND / 2);
     stream.s.policy = CG_POLICY_MIN_DELAY;
     EXPECT_EQ(end_ns(SECOND), NEVER);
+}
+
+TEST_F(StreamPlanTest, BehindItsDeadlineALoadEndsOnceNothingArrives)
+{
+    const struct {
+        const char *what;
+        cg_policy policy;
+        double prior_bps, measured; // bytes/s
+        uint64_t patience_ns;       // 0: more than half a second
+    } cases[] = {
+        {"a belief is no measurement", CG_POLICY_TTFT_BUDGET, 1e3, 0, SECOND / 2},
+        {"min_delay", CG_POLICY_MIN_DELAY, 0, 0, SECOND / 2},
+        {"a link of some speed", CG_POLICY_TTFT_BUDGET, 0, 400e3, SECOND / 2},
+        {"one on which a range takes long", CG_POLICY_TTFT_BUDGET, 0, 20e3, 0},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.what);
+        Stream stream(10, 2 * SECOND);
+        stream.s.policy = c.policy;
+        start(16, 1000000 * KB);
+        link(c.measured);
+        speeds.link.prior_bps = c.prior_bps;
+        cg_stream_set_end(&stream.s, &speeds, 0);
+        EXPECT_GT(stream.s.ends_at_ns, 4 * SECOND);
+        add(&stream);
+        begin_all();
+        uint64_t end_ns = 2 * SECOND + (c.patience_ns > 0 ? c.patience_ns : plan.patience_ns);
+        EXPECT_EQ(plan.patience_ns > SECOND / 2, c.patience_ns == 0);
+        EXPECT_EQ(cg_stream_overdue(&plan, end_ns - 1), nullptr);
+        EXPECT_LE(cg_stream_wake_ns(&plan), end_ns);
+        ended(1, true, end_ns - 1); // it goes on
+        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), nullptr);
+        begin_all(end_ns);
+        end_ns += plan.patience_ns - 1;
+        EXPECT_EQ(cg_stream_overdue(&plan, end_ns - 1), nullptr);
+        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), &stream.s);
+        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), nullptr) << "once";
+        cg_stream_failed(&stream.s, cg_stream_first_missing(&stream.s));
+        for (uint32_t n = plan.n_reading; n > 0; n--)
+            EXPECT_NE(cg_stream_give_up(&plan, end_ns), nullptr) << "its reads end with it";
+        cg_stream_plan_remove(&plan, &stream.s);
+    }
 }
 
 TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)

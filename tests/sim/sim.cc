@@ -206,7 +206,7 @@ class Run
         }
         if (cg_stream_is_anytime(stream)) {
             cg_stream_nest(stream);
-            stream->ends_at_ns = cg_stream_end_ns(stream, &speeds_, now_ns());
+            cg_stream_set_end(stream, &speeds_, now_ns());
         }
         load->arrived_s = now_s_;
         load->is_loaded.resize(n);
