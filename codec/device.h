@@ -15,8 +15,10 @@
  * Every call of CUDA may fail. Then the function returns CG_ERR_DEVICE, nothing it has begun
  * touches the caller's memory any more, and failure() tells whether the GPU can be used again.
  *
- * Threads: any thread may call; a slot is used by one at a time. The thread's current CUDA device
- * is left as it was. After fork() a child must not call anything here.
+ * Threads: any thread may call; a slot is used by one at a time. close(), mark_is_past(), decode(),
+ * write(), read_wait() and a projector's project() are for the connector's own threads: they make
+ * the device the thread's current one and leave it so. The others are for the engine's, too: these
+ * leave its current CUDA device as it was. After fork() a child must not call anything here.
  */
 #ifndef CG_CODEC_DEVICE_H
 #define CG_CODEC_DEVICE_H

@@ -228,6 +228,69 @@ static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_by
     return error == 0 ? status : say(reason_out, reason_bytes, d, "cudaMemcpyAsync", error);
 }
 
+/* NULL: there is none. */
+static void end_stream(const cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
+{
+    if (stream != NULL) {
+        d->calls->stream_synchronize(stream);
+        d->calls->stream_destroy(stream);
+    }
+    if (done != NULL)
+        d->calls->event_destroy(done);
+}
+
+/* What opening has got to: NULL is what it has not. Streams first, so that nothing is under way in
+ * memory that is freed. */
+static void end_cuda(cg_device *d)
+{
+    const cg_cuda_calls *calls = d->calls;
+    /* Where opening failed before anything was taken, CUDA may not even be there. Not
+     * cg_device_use(): a device that is broken is freed, too. */
+    if (d->pinned == NULL)
+        return;
+    calls->set_device((int)d->config.ordinal);
+    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
+        end_stream(d, d->slots[i].stream, d->slots[i].done);
+    for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
+        end_stream(d, d->projectors[i].stream, d->projectors[i].done);
+    end_stream(d, d->read_stream, NULL);
+    for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
+        if (d->copies[i].done != NULL)
+            calls->event_destroy(d->copies[i].done);
+    for (uint32_t i = 0; i < atomic_load(&d->n_blocks); i++)
+        calls->free((void *)d->blocks[i].base_dev);
+    if (d->memory_dev != NULL)
+        calls->free(d->memory_dev);
+    if (d->pinned != NULL)
+        calls->host_free(d->pinned);
+    for (cg_device_mark *mark = d->free_marks; mark != NULL; mark = mark->next)
+        calls->event_destroy(mark->event);
+    calls->get_last_error(); /* of a GPU that is broken */
+}
+
+/* What is not CUDA's. */
+static void free_host(cg_device *d)
+{
+    for (cg_device_mark *mark = d->free_marks, *next; mark != NULL; mark = next) {
+        next = mark->next;
+        free(mark);
+    }
+    cg_cuda_profile_free(d->profile);
+    pthread_mutex_destroy(&d->lock);
+    free(d->slots);
+    free(d->copies);
+    free(d->projectors);
+    free(d);
+}
+
+void cg_device_close(cg_device *d)
+{
+    if (d == NULL)
+        return;
+    end_cuda(d);
+    free_host(d);
+}
+
 cg_status cg_device_open(const cg_device_config *config, cg_device **device_out, char *reason_out,
                          size_t reason_bytes)
 {
@@ -256,70 +319,14 @@ cg_status cg_device_open(const cg_device_config *config, cg_device **device_out,
     }
     if ((status = start(d, reason_out, reason_bytes)) == CG_OK)
         status = upload_profile(d, reason_out, reason_bytes);
+    if (status != CG_OK)
+        end_cuda(d);
     cg_device_leave(d, before);
     if (status == CG_OK) {
         *device_out = d;
         return CG_OK;
     }
 done:
-    cg_device_close(d);
+    free_host(d);
     return status;
-}
-
-/* NULL: there is none. */
-static void end_stream(const cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
-{
-    if (stream != NULL) {
-        d->calls->stream_synchronize(stream);
-        d->calls->stream_destroy(stream);
-    }
-    if (done != NULL)
-        d->calls->event_destroy(done);
-}
-
-/* What opening has got to: NULL is what it has not. Streams first, so that nothing is under way in
- * memory that is freed. */
-static void end_cuda(cg_device *d)
-{
-    const cg_cuda_calls *calls = d->calls;
-    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
-        end_stream(d, d->slots[i].stream, d->slots[i].done);
-    for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
-        end_stream(d, d->projectors[i].stream, d->projectors[i].done);
-    end_stream(d, d->read_stream, NULL);
-    for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
-        if (d->copies[i].done != NULL)
-            calls->event_destroy(d->copies[i].done);
-    for (uint32_t i = 0; i < atomic_load(&d->n_blocks); i++)
-        calls->free((void *)d->blocks[i].base_dev);
-    if (d->memory_dev != NULL)
-        calls->free(d->memory_dev);
-    if (d->pinned != NULL)
-        calls->host_free(d->pinned);
-    for (cg_device_mark *mark = d->free_marks; mark != NULL; mark = mark->next)
-        calls->event_destroy(mark->event);
-    calls->get_last_error(); /* of a GPU that is broken */
-}
-
-void cg_device_close(cg_device *d)
-{
-    int before = 0;
-    if (d == NULL)
-        return;
-    /* Where opening failed before anything was taken, CUDA may not even be there. */
-    const bool is_current = d->pinned != NULL && d->calls->get_device(&before) == 0 &&
-                            d->calls->set_device((int)d->config.ordinal) == 0;
-    end_cuda(d);
-    if (is_current)
-        cg_device_leave(d, before);
-    for (cg_device_mark *mark = d->free_marks, *next; mark != NULL; mark = next) {
-        next = mark->next;
-        free(mark);
-    }
-    cg_cuda_profile_free(d->profile);
-    pthread_mutex_destroy(&d->lock);
-    free(d->slots);
-    free(d->copies);
-    free(d->projectors);
-    free(d);
 }

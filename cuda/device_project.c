@@ -81,7 +81,6 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
     cg_device_projector *j = (cg_device_projector *)projector; /* its first member */
     cg_device *d = j->device;
     cg_cuda_projection projection;
-    int before;
     cg_status status = cg_cuda_projection_of(d->config.profile, what, d->bases_dev,
                                              &d->projector_most, &projection);
     if (status != CG_OK)
@@ -104,9 +103,8 @@ cg_status cg_device_project(cg_projector *projector, const cg_projection *what,
         made.n_bytes > 0 && cg_cuda_coding_of(d->profile, what, &memory, &coding) == CG_OK;
     if (codes)
         forget_coded(&coding);
-    if ((status = cg_device_enter(d, &before)) == CG_OK && made.n_bytes > 0)
+    if ((status = cg_device_use(d)) == CG_OK && made.n_bytes > 0)
         status = run(j, what, &projection, made.n_bytes, codes ? &coding : NULL);
-    cg_device_leave(d, before);
     memset(made_out->coded, 0, sizeof made_out->coded);
     if (status == CG_OK && codes)
         cg_cuda_coding_result(&coding, what, made_out->coded);

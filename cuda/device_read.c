@@ -99,12 +99,11 @@ cg_status cg_device_read(cg_device *d, const cg_device_run *runs, uint32_t n_run
 
 cg_status cg_device_read_wait(cg_device *d, uint32_t index, void **elements_out)
 {
-    int before, error;
+    int error;
     *elements_out = d->copies[index].elements;
-    cg_status status = cg_device_enter(d, &before);
+    cg_status status = cg_device_use(d);
     if (status == CG_OK && (error = d->calls->event_synchronize(d->copies[index].done)) != 0)
         status = cg_device_error(d, "cudaEventSynchronize", error, d->read_stream);
-    cg_device_leave(d, before);
     return status;
 }
 

@@ -58,7 +58,6 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
     cg_chunk_header header;
     cg_cuda_blocks blocks;
     cg_cuda_plan plan;
-    int before;
     if (n_bytes > d->memory_bytes)
         return CG_ERR_BUFFER_TOO_SMALL;
     /* Only to know what to ask for: cg_cuda_plan_fill() checks the chunk. */
@@ -88,9 +87,8 @@ cg_status cg_device_decode(cg_device *d, uint32_t slot, size_t n_bytes, const cg
         status = CG_ERR_BUFFER_TOO_SMALL;
     if (status != CG_OK)
         return status;
-    if ((status = cg_device_enter(d, &before)) == CG_OK)
+    if ((status = cg_device_use(d)) == CG_OK)
         status = decode(d, s, n_bytes, &plan, &blocks, is_lossy ? d->blob_dev : NULL, mark);
-    cg_device_leave(d, before);
     return status;
 }
 
@@ -109,7 +107,6 @@ cg_status cg_device_write(cg_device *d, uint32_t slot, const cg_device_tiles *ti
 {
     cg_device_slot *s = &d->slots[slot];
     const cg_geometry *g = &d->config.geometry;
-    int before;
     if (tiles->n_layers > g->n_layers || tiles->first_layer > g->n_layers - tiles->n_layers ||
         tiles->n_planes > CG_N_PLANES || tiles->first_plane > CG_N_PLANES - tiles->n_planes)
         return CG_ERR_INVALID_ARGUMENT;
@@ -118,8 +115,7 @@ cg_status cg_device_write(cg_device *d, uint32_t slot, const cg_device_tiles *ti
     copy.blocks.table_dev = s->table; /* pinned: kernels read it where it is */
     if (status != CG_OK)
         return status;
-    if ((status = cg_device_enter(d, &before)) == CG_OK)
+    if ((status = cg_device_use(d)) == CG_OK)
         status = write_tiles(d, s, &copy, mark);
-    cg_device_leave(d, before);
     return status;
 }

@@ -27,6 +27,12 @@ void cg_device_leave(cg_device *d, int before)
         d->calls->get_last_error();
 }
 
+cg_status cg_device_use(cg_device *d)
+{
+    int before;
+    return cg_device_enter(d, &before);
+}
+
 static void break_device(cg_device *d, const char *call, int error)
 {
     pthread_mutex_lock(&d->lock);
@@ -163,7 +169,11 @@ void cg_device_mark_drop(cg_device *d, cg_device_mark *mark)
 
 bool cg_device_mark_is_past(cg_device *d, const cg_device_mark *mark)
 {
-    if (mark == NULL || d->calls->event_query(mark->event) == 0)
+    if (mark == NULL)
+        return true;
+    if (cg_device_use(d) != CG_OK)
+        return false;
+    if (d->calls->event_query(mark->event) == 0)
         return true;
     d->calls->get_last_error(); /* "not ready" would be one */
     return false;

@@ -86,9 +86,14 @@ struct cg_device {
     _Atomic bool is_broken;
 };
 
-/* Makes the device the thread's current one; before_out is for cg_device_leave(). CG_ERR_DEVICE. */
+/* On a thread of the engine's: makes the device the thread's current one; before_out is for
+ * cg_device_leave(). CG_ERR_DEVICE. */
 cg_status cg_device_enter(cg_device *device, int *before_out);
 void cg_device_leave(cg_device *device, int before);
+/* On a thread of the connector's own: makes the device the thread's current one, which it stays.
+ * Nothing is restored: a new thread's is device 0, and making that current again, as any call of
+ * CUDA with it current, would take hundreds of MiB there for a context. CG_ERR_DEVICE. */
+cg_status cg_device_use(cg_device *device);
 /* To be called when a call of CUDA, of that name, has failed while work on stream (NULL: none) may
  * be under way. Waits until it no longer is, and returns CG_ERR_DEVICE. Where waiting fails, too,
  * the device is broken from now on. */

@@ -105,6 +105,7 @@ struct Load {
 struct Placement {
     enum Order { CPU, HEADS_FIRST, TOKENS_FIRST } order = CPU;
     char *gpu_memory = nullptr; // NULL: Engine::memory. Else that is a copy for the test
+    uint32_t gpu = 0;           // where that is
 };
 
 // The KV heads that a rank of a tensor-parallel engine has; n == 0: all.
@@ -441,6 +442,7 @@ class Engine
         set_strides(placement.order);
         cachegen_kv_layout &g = layout_;
         g.memory = placement.gpu_memory != nullptr ? CACHEGEN_MEMORY_CUDA : CACHEGEN_MEMORY_HOST;
+        g.device = placement.gpu;
         g.struct_size = sizeof g;
         g.abi_version = CACHEGEN_ABI_VERSION;
         g.n_layers = spec_.n_layers;

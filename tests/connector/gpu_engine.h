@@ -59,10 +59,10 @@ class GpuEngine : private Gpu, public Engine
     using Gpu::stream;
     explicit GpuEngine(const Store &store, const std::string &more = "",
                        Placement::Order order = Placement::TOKENS_FIRST, size_t element = 2,
-                       Heads heads = Heads())
+                       Heads heads = Heads(), uint32_t ordinal = 0)
         : Gpu(store.spec.n_layers *
               layer_bytes(store.spec, heads.n > 0 ? heads.n : store.spec.n_kv_heads, element)),
-          Engine(store, gpu_config(more), heads, {order, Gpu::memory})
+          Engine(store, gpu_config(more), heads, {order, Gpu::memory, ordinal})
     {
         after_kind = CACHEGEN_AFTER_STREAM;
         after = stream;

@@ -286,6 +286,36 @@ TEST_F(GpuTest, AnEventOrNothingOrdersAsWellAndTheDefaultStreamIsOne)
     standin().engine_event_destroy(event);
 }
 
+// A rank of a tensor-parallel engine has another GPU than the first. A context there would cost
+// each of the ranks hundreds of MiB of it.
+TEST_F(GpuTest, NoOtherGpuThanTheBlocksIsTouched)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    const Tokens tokens = prompt(32 * 3 + 16);
+    const struct {
+        const char *what;
+        int engine_device; // of the engine's thread
+        uint64_t contexts;
+    } cases[] = {{"a worker that has set its device", 1, 1u << 1},
+                 {"a thread that works with another", 0, 1u << 0 | 1u << 1}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.what);
+        standin().engine_set_device(c.engine_device);
+        standin().forget_contexts();
+        {
+            GpuEngine engine(store, LOSSY, Placement::TOKENS_FIRST, 2, Heads(), 1);
+            ASSERT_EQ(engine.register_status, CACHEGEN_OK) << engine.info().gpu_reason;
+            EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+            EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 32u * 3 + 15);
+            EXPECT_EQ(engine.stats().chunks_decoded_on_gpu, 4u);
+            EXPECT_EQ(standin().engine_device(), c.engine_device);
+        }
+        EXPECT_EQ(standin().contexts(), c.contexts);
+        EXPECT_EQ(standin().engine_device(), c.engine_device) << "after closing";
+    }
+    standin().engine_set_device(0);
+}
+
 // Ranks of a tensor-parallel engine, each with a GPU's memory of its own.
 class GpuRanksTest : public GpuTest
 {

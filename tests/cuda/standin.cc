@@ -47,6 +47,7 @@ struct World {
     long call_countdown = 0, operation_countdown = 0;
     int call_error = 0;
     bool call_is_sticky = false, has_failed = false;
+    uint64_t contexts = 0; // bit n: device n
     long wait_countdown = 0;
     bool is_hung = false;
     std::condition_variable goes_on;
@@ -60,11 +61,14 @@ World &world()
 }
 thread_local int current_device = 0, last_error = 0;
 
-// What a call returns. Every call of the host side comes here first.
-int called(int result = 0)
+// What a call returns. Every call of the host side comes here first. A call that works on the
+// current device makes that device's context, if there is none.
+int called(int result = 0, bool needs_context = true)
 {
     World &w = world();
     std::lock_guard<std::mutex> guard(w.lock);
+    if (needs_context)
+        w.contexts |= uint64_t{1} << current_device;
     if (w.sticky != 0)
         return last_error = w.sticky;
     if (w.call_countdown > 0 && --w.call_countdown == 0) {
@@ -287,19 +291,24 @@ void release(void *memory, bool is_device, bool is_engine)
 int get_device_count(int *n_out)
 {
     *n_out = world().n_devices;
-    return called(*n_out > 0 ? 0 : NO_DEVICE);
+    return called(*n_out > 0 ? 0 : NO_DEVICE, false);
 }
 int get_device(int *ordinal_out)
 {
     *ordinal_out = current_device;
-    return called();
+    return called(0, false);
 }
+// As from CUDA 12 on, this alone makes the device's context.
 int set_device(int ordinal)
 {
-    const int error = called(ordinal >= 0 && ordinal < world().n_devices ? 0 : INVALID_VALUE);
-    if (error == 0)
-        current_device = ordinal;
-    return error;
+    const int error =
+        called(ordinal >= 0 && ordinal < world().n_devices ? 0 : INVALID_VALUE, false);
+    if (error != 0)
+        return error;
+    current_device = ordinal;
+    std::lock_guard<std::mutex> guard(world().lock);
+    world().contexts |= uint64_t{1} << ordinal;
+    return 0;
 }
 const char *get_error_string(int error)
 {
@@ -605,6 +614,24 @@ void set_device_count(int n)
 {
     world().n_devices = n;
 }
+uint64_t contexts()
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    return world().contexts;
+}
+void forget_contexts()
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    world().contexts = 0;
+}
+int engine_device()
+{
+    return current_device;
+}
+void engine_set_device(int ordinal)
+{
+    current_device = ordinal;
+}
 void *engine_malloc(size_t n_bytes)
 {
     return allocate(n_bytes, true, true);
@@ -671,6 +698,10 @@ const cg_standin CONTROL = {fail_call,
                             set_device_count,
                             n_projected,
                             n_coded,
+                            contexts,
+                            forget_contexts,
+                            engine_device,
+                            engine_set_device,
                             engine_malloc,
                             engine_free,
                             engine_stream,

@@ -36,7 +36,14 @@ struct cg_standin {
     size_t (*n_projected)(); // tasks of encoders, ever
     size_t (*n_coded)();     // of these, tasks whose symbols kernels have coded
 
+    // Bit n: the host side made a context on device n since forget_contexts(), which on a real GPU
+    // takes hundreds of MiB for good.
+    uint64_t (*contexts)();
+    void (*forget_contexts)();
+
     // The engine's side. Its calls never fail, and its operations run even after an error.
+    int (*engine_device)(); // the calling thread's
+    void (*engine_set_device)(int ordinal);
     void *(*engine_malloc)(size_t n_bytes);
     void (*engine_free)(void *dev);
     void *(*engine_stream)();
