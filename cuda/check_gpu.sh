@@ -3,25 +3,41 @@
 #
 # usage: check_gpu.sh OUTDIR
 #        check_gpu.sh --build OUTDIR       only compiles, for sm_80, 90 and 100: needs no GPU
+#        check_gpu.sh --deps               fills build-deps/, for a machine without libxxhash and GoogleTest
 #
-# Needs this tree, a GPU, nvcc, cmake, a C++ compiler, libxxhash and GoogleTest, and no network. Takes under 8 minutes:
-# each step has a limit of its own, and all of them together are 455 seconds. What a step fails at does not keep the
-# next ones from running, but for the build. OUTDIR gets report.json, report.txt and logs, also when a step fails or
-# runs past its limit; what is not there is named in the report. Exit status: 0 when all that was run passed, 77 when
-# there is no GPU or no compiler, else 1.
+# Needs this tree, a GPU, nvcc, cmake, ninja or make, a C++ compiler, and no network. libxxhash and GoogleTest are the
+# system's (then pkg-config is needed, too), or in the tree's build-deps/ where that is: --deps copies them there on a
+# machine that has them (Debian: libxxhash-dev, googletest), and git ignores it.
+#
+# Takes under 8 minutes: each step has a limit of its own, and all of them together are 475 seconds. What a step fails
+# at does not keep the next ones from running, but for the build. OUTDIR gets report.json, report.txt and logs.txt, also
+# when a step fails or runs past its limit; what is not there is named in the report. CG_COMMIT names the commit of a
+# tree that has no .git. Exit status: 0 when all that was run passed, 77 when there is no GPU or no compiler, else 1.
 set -u
+tree=$(cd "$(dirname "$0")/.." && pwd)
+deps=$tree/build-deps
+if [ "${1:-}" = --deps ]; then
+    googletest=/usr/src/googletest/googletest
+    [ -f /usr/include/xxhash.h ] && [ -d $googletest ] || { echo "libxxhash-dev or googletest is missing"; exit 1; }
+    rm -rf "$deps"
+    mkdir -p "$deps/googletest" && cp /usr/include/xxhash.h "$deps" &&
+        cp -r $googletest/include $googletest/src "$deps/googletest" && echo "filled $deps"
+    exit
+fi
 only_build=false
 [ "${1:-}" != --build ] || { only_build=true; shift; }
-[ $# -eq 1 ] || { sed -n '4,5p' "$0"; exit 2; }
-tree=$(cd "$(dirname "$0")/.." && pwd)
+[ $# -eq 1 ] || { sed -n '4,6p' "$0"; exit 2; }
 mkdir -p "$1" || exit 2
 out=$(cd "$1" && pwd)
-build=$out/build
 export PATH="$PATH:/usr/local/cuda/bin"
+skip() {
+    echo "skipped: $1" | tee "$out/report.txt"
+    exit 77
+}
 needed="nvcc cmake"
 $only_build || needed="$needed nvidia-smi"
 for tool in $needed; do
-    command -v "$tool" > /dev/null || { echo "skipped: no $tool" | tee "$out/report.txt"; exit 77; }
+    command -v "$tool" > /dev/null || skip "no $tool"
 done
 
 query() { # what: of the first GPU
@@ -29,13 +45,14 @@ query() { # what: of the first GPU
 }
 failed=0
 steps=
-step() { # name, seconds at most, command: its output goes to NAME.log
+step() { # name, seconds at most, command: its output goes to logs.txt
     name=$1
     limit=$2
     shift 2
     began=$(date +%s)
-    timeout -k 5 "$limit" "$@" > "$out/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" > "$work/$name.log" 2>&1
     rc=$?
+    { echo "==== $name"; cat "$work/$name.log"; } >> "$out/logs.txt"
     took=$(($(date +%s) - began))
     case $rc in
     0) verdict=passed ;;
@@ -44,12 +61,12 @@ step() { # name, seconds at most, command: its output goes to NAME.log
     *) verdict="failed ($rc)" ;;
     esac
     [ $rc -eq 0 ] || failed=1
-    echo "$name: $verdict, $took s: $(tail -n 1 "$out/$name.log")" | tee -a "$out/steps.txt"
+    echo "$name: $verdict, $took s: $(tail -n 1 "$work/$name.log")" | tee -a "$work/steps.txt"
     steps="$steps${steps:+, }\"$name\": {\"verdict\": \"$verdict\", \"seconds\": $took}"
     return $rc
 }
 not_run() { # name, why
-    echo "$1: not run, $2" | tee -a "$out/steps.txt"
+    echo "$1: not run, $2" | tee -a "$work/steps.txt"
     steps="$steps${steps:+, }\"$1\": {\"verdict\": \"not run: $2\"}"
 }
 
@@ -63,64 +80,74 @@ report() {
         clocks=$(query "$clocks_are")
     fi
     # An array is whole when its last line ends it; what a benchmark that was stopped had measured stays in its log.
-    [ "$(tail -n 1 "$out/benchmarks.log" 2> /dev/null)" = "]" ] && cp "$out/benchmarks.log" "$out/bench.json" ||
-        echo "[]" > "$out/bench.json"
-    commit=$(git -C "$tree" rev-parse HEAD 2> /dev/null || echo unknown)
+    [ "$(tail -n 1 "$work/benchmarks.log" 2> /dev/null)" = "]" ] && cp "$work/benchmarks.log" "$work/bench.json" ||
+        echo "[]" > "$work/bench.json"
+    commit=${CG_COMMIT:-$(git -C "$tree" rev-parse HEAD 2> /dev/null || echo unknown)}
     {
         echo "{\"commit\": \"$commit\", \"device\": \"$device\", \"sm\": $sm,"
         echo " \"nvcc\": \"$(nvcc --version | sed -n 's/.*release \([^,]*\).*/\1/p')\","
         echo " \"clocks\": \"$clocks\", \"clocks_are\": \"$clocks_are\","
         echo " \"passed\": $([ $failed -eq 0 ] && echo true || echo false), \"steps\": {$steps},"
         echo " \"measured\":"
-        cat "$out/bench.json"
+        cat "$work/bench.json"
         echo "}"
     } > "$out/report.json"
     {
         echo "commit $commit on $device, sm_$sm"
         [ -z "$clocks" ] || echo "$clocks_are: $clocks"
-        cat "$out/steps.txt"
-        cat "$out/benchmarks.log" 2> /dev/null
+        cat "$work/steps.txt"
+        cat "$work/benchmarks.log" 2> /dev/null
     } > "$out/report.txt"
-    rm -rf "$build"
+    rm -rf "$work"
     echo "report: $out/report.txt"
     exit $failed
 }
 
-rm -f "$out"/*.log "$out/steps.txt" "$out/bench.json"
+rm -f "$out/logs.txt"
 if $only_build; then
     architectures="80;90;100"
 else
     capability=$(query compute_cap | tr -d .)
     case $capability in
-    '' | *[!0-9]*) echo "skipped: nvidia-smi knows no GPU" | tee "$out/report.txt"; exit 77 ;;
+    '' | *[!0-9]*) skip "nvidia-smi knows no GPU" ;;
     esac
     architectures=$capability
 fi
+work=$(mktemp -d) || exit 2
+build=$work/build
 trap report EXIT
 trap 'failed=1; exit 1' INT TERM
 targets=$build/tests/cuda
 many=1
 $only_build && many=10 # three architectures, and perhaps few processors that have other work
-step configure $((20 * many)) cmake -S "$tree" -B "$build" -DCG_CUDA_ONLY=ON -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_CUDA_ARCHITECTURES="$architectures" || exit
+generator="Unix Makefiles"
+! command -v ninja > /dev/null || generator=Ninja
+from=
+[ ! -d "$deps" ] || from=$deps
+step configure $((20 * many)) cmake -S "$tree" -B "$build" -G "$generator" -DCG_CUDA_ONLY=ON -DCG_BUILD_DEPS="$from" \
+    -DCMAKE_CUDA_COMPILER="$(command -v nvcc)" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES="$architectures" || exit
 step build $((120 * many)) cmake --build "$build" -j "$(nproc)" --target cg_cuda_gpu_tests || exit
 step build_benchmark $((40 * many)) cmake --build "$build" -j "$(nproc)" --target cg_cuda_gpu_bench
 $only_build && exit
 
 step tests 80 "$targets/cg_cuda_gpu_tests"
 # A part of the tests: under a sanitizer each takes many times as long.
-some='Profiles/KltDecodeTest.*Joined*:PaperDecodeTest.*:LosslessDecodeTest.*'
+some='Profiles/KltDecodeTest.*Joined*:Profiles/JointDecodeTest.*OneBandScaled:PaperDecodeTest.*:LosslessDecodeTest.*'
 some="$some:HostileDecodeTest.Blocks*:Kinds/ProjectTest.*/Joint:Coding.LeavesToTheCpu*:Coding.TakesWide*"
-for check in memcheck racecheck; do
+sanitize() { # tool, seconds at most, tests
     if command -v compute-sanitizer > /dev/null; then
-        step $check 50 compute-sanitizer --tool $check --error-exitcode 9 "$targets/cg_cuda_gpu_tests" \
-            --gtest_filter="$some"
+        step "$1" "$2" compute-sanitizer --tool "$1" --error-exitcode 9 "$targets/cg_cuda_gpu_tests" --gtest_filter="$3"
     else
-        not_run $check "there is no compute-sanitizer"
+        not_run "$1" "there is no compute-sanitizer"
     fi
-done
+}
+sanitize memcheck 50 "$some"
+sanitize racecheck 50 "$some"
 if [ -x "$targets/cg_cuda_gpu_bench" ]; then
     step benchmarks 95 "$targets/cg_cuda_gpu_bench"
 else
     not_run benchmarks "it was not built"
 fi
+# Last, since a kernel's barriers are the same in each of its tests: a test of each kernel.
+few='Profiles/JointDecodeTest.Refines*OneBandScaled:PaperDecodeTest.*:LosslessDecodeTest.*'
+sanitize synccheck 20 "$few:Kinds/ProjectTest.Makes*/Joint:Profiles/CodingTest.MakesTheCpusBytes/0"

@@ -12,7 +12,9 @@
 #include "device.h"
 #include "gpu_memory.h"
 
+#ifdef CG_HAS_CUBLAS
 #include <cublas_v2.h>
+#endif
 
 namespace
 {
@@ -43,6 +45,47 @@ struct Timer {
         require(cudaEventElapsedTime(&ms, begin, end), "time");
         return ms * 1e-3;
     }
+};
+
+// A large matrix product, to be decoded beside. Not where cuBLAS is missing.
+class Product
+{
+  public:
+#ifdef CG_HAS_CUBLAS
+    static const bool IS_THERE = true;
+    Product()
+    {
+        require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS ||
+            cublasSetStream(cublas, stream) != CUBLAS_STATUS_SUCCESS)
+            throw std::runtime_error("cublas");
+    }
+    ~Product()
+    {
+        (void)cublasDestroy(cublas);
+        (void)cudaStreamDestroy(stream);
+    }
+    void multiply() const
+    {
+        const float unit = 1, zero = 0;
+        if (cublasGemmEx(cublas, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &unit, a.data(), CUDA_R_16BF, N,
+                         b.data(), CUDA_R_16BF, N, &zero, d.data(), CUDA_R_16BF, N,
+                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
+            throw std::runtime_error("cublas");
+    }
+    cudaStream_t stream;
+
+  private:
+    static const int N = 8192;
+    const GpuMemory a{size_t{2} * N * N}, b{size_t{2} * N * N}, d{size_t{2} * N * N};
+    cublasHandle_t cublas;
+#else
+    static const bool IS_THERE = false;
+    void multiply() const
+    {
+    }
+    cudaStream_t stream = nullptr;
+#endif
 };
 
 void print_spread(const char *name, std::vector<double> values, const char *end)
@@ -147,7 +190,7 @@ ProfileSpec spec_of(const Case &c)
     return spec;
 }
 
-void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_t> &streams)
+void measure(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
 {
     const ProfileSpec spec = spec_of(c);
     const Profile profile = make_profile(spec);
@@ -183,19 +226,6 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
     require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
     std::vector<double> one, many, memcpys, alone, beside;
     std::vector<std::vector<double>> passes(chunks[0].planned.n_passes);
-    const int n = 8192;
-    const GpuMemory a(size_t{2} * n * n), b(size_t{2} * n * n), d(size_t{2} * n * n);
-    const float unit = 1, zero = 0;
-    const auto multiply = [&] {
-        if (cublasGemmEx(cublas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &unit, a.data(), CUDA_R_16BF, n,
-                         b.data(), CUDA_R_16BF, n, &zero, d.data(), CUDA_R_16BF, n,
-                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
-            throw std::runtime_error("cublas");
-    };
-    cudaStream_t beside_stream;
-    require(cudaStreamCreateWithFlags(&beside_stream, cudaStreamNonBlocking), "stream");
-    if (cublasSetStream(cublas, beside_stream) != CUBLAS_STATUS_SUCCESS)
-        throw std::runtime_error("cublas");
     for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
         const double t_one = timer.seconds(streams[0], [&] {
             require(cg_cuda_decode(&chunks[0].planned, &chunks[0].params, streams[0]), "decode");
@@ -207,11 +237,14 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
                                     cudaMemcpyDeviceToDevice, streams[0]),
                     "copy");
         });
-        const double t_alone = timer.seconds(beside_stream, multiply);
-        const double t_beside = timer.seconds(beside_stream, [&] {
-            multiply();
-            decode_all(chunks, streams, event);
-        });
+        double t_alone = 0, t_beside = 0;
+        if (Product::IS_THERE) {
+            t_alone = timer.seconds(product.stream, [&] { product.multiply(); });
+            t_beside = timer.seconds(product.stream, [&] {
+                product.multiply();
+                decode_all(chunks, streams, event);
+            });
+        }
         require(cudaDeviceSynchronize(), "kernels");
         if (i < 3)
             continue;
@@ -247,11 +280,14 @@ void measure(const Case &c, cublasHandle_t cublas, const std::vector<cudaStream_
                       KINDS[chunks[0].planned.passes[k].kind] + "_us")
                          .c_str(),
                      passes[k], ",");
-    print_spread("matrix_product_8192_ms", alone, ",");
-    print_spread("matrix_product_beside_decoding_over_alone", beside, "");
+    if (Product::IS_THERE) {
+        print_spread("matrix_product_8192_ms", alone, ",");
+        print_spread("matrix_product_beside_decoding_over_alone", beside, "");
+    } else {
+        printf("    \"matrix_product\": \"not run: built without cuBLAS\"\n");
+    }
     printf("   },\n");
     (void)cudaEventDestroy(event);
-    (void)cudaStreamDestroy(beside_stream);
     cg_cuda_profile_free(laid);
 }
 
@@ -430,10 +466,8 @@ int main(int argc, char **argv)
         {"Llama-3.1-8B, groups of 1", false, CG_L1, CG_L3, 32, 8, 128, 1, 1},
     };
     try {
-        cublasHandle_t cublas;
         require(cg_cuda_decode_prepare(), "prepare");
-        if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS)
-            throw std::runtime_error("cublas");
+        const Product product;
         std::vector<cudaStream_t> streams(8);
         for (cudaStream_t &stream : streams)
             require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
@@ -441,7 +475,7 @@ int main(int argc, char **argv)
         printf("[\n");
         const size_t n = is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
-            measure(cases[i], cublas, streams);
+            measure(cases[i], product, streams);
         const size_t n_projected = is_quick ? 1 : projected.size();
         for (size_t i = 0; i < n_projected; i++)
             measure_projection(projected[i], streams[0], i + 1 == n_projected);
