@@ -83,6 +83,8 @@ CG_CUDA_BOTH void cg_cuda_blocks_copy_unit(const cg_cuda_blocks_copy *c, uint64_
 #endif
 }
 
+/* Loads the kernel into the thread's current device. Returns a cudaError_t, 0 is success. */
+int cg_cuda_blocks_copy_prepare(void);
 /* Enqueues the kernel. Returns a cudaError_t, 0 is success. */
 int cg_cuda_blocks_copy_launch(const cg_cuda_blocks_copy *copy, struct CUstream_st *stream);
 

@@ -89,7 +89,9 @@ static int prepare(void)
     int error = cg_cuda_decode_prepare();
     if (error == 0)
         error = cg_cuda_project_prepare();
-    return error != 0 ? error : cg_cuda_code_prepare();
+    if (error == 0)
+        error = cg_cuda_code_prepare();
+    return error != 0 ? error : cg_cuda_blocks_copy_prepare();
 }
 
 const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
