@@ -228,15 +228,22 @@ static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_by
     return error == 0 ? status : say(reason_out, reason_bytes, d, "cudaMemcpyAsync", error);
 }
 
+/* The result of a call that ends something: of a GPU that is broken, an error. */
+static void ended(const cg_device *d, int error)
+{
+    if (error != 0)
+        d->calls->get_last_error();
+}
+
 /* NULL: there is none. */
 static void end_stream(const cg_device *d, cg_cuda_stream stream, cg_cuda_event done)
 {
     if (stream != NULL) {
-        d->calls->stream_synchronize(stream);
-        d->calls->stream_destroy(stream);
+        ended(d, d->calls->stream_synchronize(stream));
+        ended(d, d->calls->stream_destroy(stream));
     }
     if (done != NULL)
-        d->calls->event_destroy(done);
+        ended(d, d->calls->event_destroy(done));
 }
 
 /* What opening has got to: NULL is what it has not. Streams first, so that nothing is under way in
@@ -248,7 +255,7 @@ static void end_cuda(cg_device *d)
      * cg_device_use(): a device that is broken is freed, too. */
     if (d->pinned == NULL)
         return;
-    calls->set_device((int)d->config.ordinal);
+    ended(d, calls->set_device((int)d->config.ordinal));
     for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
         end_stream(d, d->slots[i].stream, d->slots[i].done);
     for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
@@ -256,16 +263,14 @@ static void end_cuda(cg_device *d)
     end_stream(d, d->read_stream, NULL);
     for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
         if (d->copies[i].done != NULL)
-            calls->event_destroy(d->copies[i].done);
+            ended(d, calls->event_destroy(d->copies[i].done));
     for (uint32_t i = 0; i < atomic_load(&d->n_blocks); i++)
-        calls->free((void *)d->blocks[i].base_dev);
+        ended(d, calls->free((void *)d->blocks[i].base_dev));
     if (d->memory_dev != NULL)
-        calls->free(d->memory_dev);
-    if (d->pinned != NULL)
-        calls->host_free(d->pinned);
+        ended(d, calls->free(d->memory_dev));
+    ended(d, calls->host_free(d->pinned));
     for (cg_device_mark *mark = d->free_marks; mark != NULL; mark = mark->next)
-        calls->event_destroy(mark->event);
-    calls->get_last_error(); /* of a GPU that is broken */
+        ended(d, calls->event_destroy(mark->event));
 }
 
 /* What is not CUDA's. */

@@ -104,12 +104,19 @@ cg_status cg_device_read_wait(cg_device *d, uint32_t index, void **elements_out)
     cg_status status = cg_device_use(d);
     if (status == CG_OK && (error = d->calls->event_synchronize(d->copies[index].done)) != 0)
         status = cg_device_error(d, "cudaEventSynchronize", error, d->read_stream);
+    if (status == CG_OK) {
+        /* So that the engine's thread need not ask, whose last error "not ready" would replace. */
+        pthread_mutex_lock(&d->lock);
+        d->copies[index].state = CG_COPY_DONE;
+        pthread_mutex_unlock(&d->lock);
+    }
     return status;
 }
 
 void cg_device_read_release(cg_device *d, uint32_t index)
 {
     pthread_mutex_lock(&d->lock);
-    d->copies[index].state = CG_COPY_RELEASED;
+    cg_device_copy *copy = &d->copies[index];
+    copy->state = copy->state == CG_COPY_DONE ? CG_COPY_FREE : CG_COPY_RELEASED;
     pthread_mutex_unlock(&d->lock);
 }

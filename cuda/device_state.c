@@ -47,9 +47,10 @@ static void break_device(cg_device *d, const char *call, int error)
 void cg_device_settle(cg_device *d, cg_cuda_stream stream)
 {
     const int error = d->calls->stream_synchronize(stream);
+    if (error == 0)
+        return;
     d->calls->get_last_error();
-    if (error != 0)
-        break_device(d, "cudaStreamSynchronize", error);
+    break_device(d, "cudaStreamSynchronize", error);
 }
 
 cg_status cg_device_error(cg_device *d, const char *call, int error, cg_cuda_stream stream)

@@ -5,7 +5,9 @@
  * (codec/projection.h).
  * Errors: a call of CUDA that fails ends the function with cg_device_error(), which waits until
  * nothing of the stream is under way. If even that fails the error is one that stays (an illegal
- * address, a lost GPU): then the device is broken for good.
+ * address, a lost GPU): then the device is broken for good. CUDA keeps the last error of a thread
+ * until somebody asks for it. So this is done after a call of ours that failed, and never after
+ * one that did not: on an engine's thread that would take an error that is the engine's.
  */
 #ifndef CG_CUDA_DEVICE_STATE_H
 #define CG_CUDA_DEVICE_STATE_H
@@ -32,6 +34,7 @@ typedef struct cg_device_slot {
 typedef enum cg_device_copy_state {
     CG_COPY_FREE = 0,
     CG_COPY_TAKEN,
+    CG_COPY_DONE,     /* taken, and known to be there */
     CG_COPY_RELEASED, /* its copy may still be under way: free when its event is past */
 } cg_device_copy_state;
 

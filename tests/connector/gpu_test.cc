@@ -316,6 +316,21 @@ TEST_F(GpuTest, NoOtherGpuThanTheBlocksIsTouched)
     standin().engine_set_device(0);
 }
 
+TEST_F(GpuTest, AnErrorThatTheEngineHasNotLookedAtYetStays)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    standin().engine_fail(2);
+    {
+        GpuEngine engine(store, LOSSY);
+        for (uint32_t seed = 1; seed < 3; seed++) {
+            const Tokens tokens = prompt(32 * 2, seed);
+            ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+            EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 32u * 2 - 1);
+        }
+    }
+    EXPECT_EQ(standin().engine_last_error(), 2);
+}
+
 // Ranks of a tensor-parallel engine, each with a GPU's memory of its own.
 class GpuRanksTest : public GpuTest
 {

@@ -632,6 +632,14 @@ void engine_set_device(int ordinal)
 {
     current_device = ordinal;
 }
+int engine_last_error()
+{
+    return get_last_error();
+}
+void engine_fail(int error)
+{
+    last_error = error;
+}
 void *engine_malloc(size_t n_bytes)
 {
     return allocate(n_bytes, true, true);
@@ -702,6 +710,8 @@ const cg_standin CONTROL = {fail_call,
                             forget_contexts,
                             engine_device,
                             engine_set_device,
+                            engine_last_error,
+                            engine_fail,
                             engine_malloc,
                             engine_free,
                             engine_stream,

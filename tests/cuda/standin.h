@@ -44,6 +44,8 @@ struct cg_standin {
     // The engine's side. Its calls never fail, and its operations run even after an error.
     int (*engine_device)(); // the calling thread's
     void (*engine_set_device)(int ordinal);
+    int (*engine_last_error)(); // takes it
+    void (*engine_fail)(int error);
     void *(*engine_malloc)(size_t n_bytes);
     void (*engine_free)(void *dev);
     void *(*engine_stream)();
