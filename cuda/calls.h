@@ -50,7 +50,7 @@ typedef struct cg_cuda_calls {
     int (*memset_async)(void *dev, int value, size_t n_bytes, cg_cuda_stream stream);
 
     /* Kernels: cuda/decode.h, cuda/blocks_copy.h, cuda/project.h and cuda/coding.h. */
-    int (*prepare)(void);
+    int (*prepare)(size_t *shared_bytes_out); /* cg_cuda_shared_limit()'s */
     int (*decode)(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
                   cg_cuda_stream stream);
     int (*blocks_copy)(const cg_cuda_blocks_copy *copy, cg_cuda_stream stream);

@@ -84,9 +84,11 @@ static int memset_async(void *dev, int value, size_t n_bytes, cg_cuda_stream str
     return (int)cudaMemsetAsync(dev, value, n_bytes, stream);
 }
 
-static int prepare(void)
+static int prepare(size_t *shared_bytes_out)
 {
-    int error = cg_cuda_decode_prepare();
+    int error = cg_cuda_shared_limit(shared_bytes_out);
+    if (error == 0)
+        error = cg_cuda_decode_prepare();
     if (error == 0)
         error = cg_cuda_project_prepare();
     if (error == 0)

@@ -163,10 +163,14 @@ void cg_cuda_coding_result(const cg_cuda_coding *c, const cg_projection *what,
     }
 }
 
+static const size_t SUMS_BYTES = CG_CUDA_CODING_THREADS * sizeof(uint64_t);
+
+size_t cg_cuda_coding_classes_bytes(uint32_t n_classes)
+{
+    return SUMS_BYTES + (n_classes + (size_t)1) * sizeof(cg_cuda_class);
+}
+
 size_t cg_cuda_coding_shared_bytes(const cg_cuda_coding *c, uint32_t step)
 {
-    const size_t sums_bytes = CG_CUDA_CODING_THREADS * sizeof(uint64_t);
-    return step == CG_CUDA_CODING_CODE
-               ? sums_bytes + (c->n_classes + (size_t)1) * sizeof(cg_cuda_class)
-               : sums_bytes;
+    return step == CG_CUDA_CODING_CODE ? cg_cuda_coding_classes_bytes(c->n_classes) : SUMS_BYTES;
 }

@@ -22,10 +22,11 @@ static const void *const KERNELS[CG_CUDA_N_CODING_STEPS] = {
 
 int cg_cuda_code_prepare(void)
 {
-    cudaError_t error = cudaSuccess;
+    size_t shared_bytes = 0;
+    cudaError_t error = (cudaError_t)cg_cuda_shared_limit(&shared_bytes);
     for (uint32_t step = 0; step < CG_CUDA_N_CODING_STEPS && error == cudaSuccess; step++)
         error = cudaFuncSetAttribute(KERNELS[step], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     CG_CUDA_SHARED_BYTES);
+                                     (int)shared_bytes);
     return error;
 }
 

@@ -86,6 +86,8 @@ void cg_cuda_coding_result(const cg_cuda_coding *coding, const cg_projection *pr
 /* The kernels, in the order in which they run; and what a thread block has of shared memory. */
 enum { CG_CUDA_CODING_ESTIMATE, CG_CUDA_CODING_CODE, CG_CUDA_CODING_PACK, CG_CUDA_N_CODING_STEPS };
 size_t cg_cuda_coding_shared_bytes(const cg_cuda_coding *coding, uint32_t step);
+/* The most of a step, for a profile of so many classes. */
+size_t cg_cuda_coding_classes_bytes(uint32_t n_classes);
 
 /* Loads the kernels into the thread's current device, and allows them their shared memory. Returns
  * a cudaError_t, 0 is success. */

@@ -26,13 +26,25 @@ static kernel *const KERNELS[CG_CUDA_N_KINDS] = {
     cg_cuda_kernel<CG_CUDA_ROTATION>, cg_cuda_kernel<CG_CUDA_KLT>,
     cg_cuda_kernel<CG_CUDA_JOINT>};
 
+int cg_cuda_shared_limit(size_t *n_bytes_out)
+{
+    int device, n_bytes;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&n_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        *n_bytes_out = n_bytes < CG_CUDA_SHARED_BYTES ? n_bytes : CG_CUDA_SHARED_BYTES;
+    return error;
+}
+
 int cg_cuda_decode_prepare(void)
 {
-    cudaError_t error = cudaSuccess;
+    size_t shared_bytes = 0;
+    cudaError_t error = (cudaError_t)cg_cuda_shared_limit(&shared_bytes);
     for (int kind = 0; kind < CG_CUDA_N_KINDS && error == cudaSuccess; kind++)
         error =
             cudaFuncSetAttribute((const void *)KERNELS[kind],
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, CG_CUDA_SHARED_BYTES);
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     return error;
 }
 

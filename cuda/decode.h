@@ -25,7 +25,9 @@ struct CUstream_st; /* cudaStream_t is a pointer to it */
 enum {
     CG_CUDA_ALIGN = 16,     /* least alignment of blob, plan, chunk and scratch in device memory */
     CG_CUDA_MAX_PASSES = 8, /* most kernels that a chunk takes */
-    CG_CUDA_SHARED_BYTES = 104 << 10, /* most shared memory of a thread block */
+    /* Most shared memory of a thread block that kernels take. Some GPUs have less (99 KiB: sm_86,
+     * sm_89, sm_120): cg_cuda_shared_limit(). */
+    CG_CUDA_SHARED_BYTES = 104 << 10,
 };
 
 /* ---- a profile, once ---- */
@@ -38,6 +40,9 @@ typedef struct cg_cuda_profile cg_cuda_profile;
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out);
 void cg_cuda_profile_free(cg_cuda_profile *laid_out); /* NULL is fine */
 size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out);
+/* Most shared memory of a thread block that kernels take for chunks of the profile, and for coding
+ * them: at most CG_CUDA_SHARED_BYTES. A GPU that has less cannot run them. */
+size_t cg_cuda_profile_shared_bytes(const cg_cuda_profile *laid_out);
 /* Writes the blob, of cg_cuda_profile_bytes(): to be copied to the device, where it stays for all
  * chunks. CG_ERR_NO_MEMORY. */
 cg_status cg_cuda_profile_fill(const cg_cuda_profile *laid_out, void *blob);
@@ -128,6 +133,10 @@ typedef struct cg_cuda_decode_params {
     uint32_t *status_dev;
     cg_cuda_blocks blocks;
 } cg_cuda_decode_params;
+
+/* Most shared memory that a thread block may take on the thread's current device, or
+ * CG_CUDA_SHARED_BYTES where that is less. Returns a cudaError_t, 0 is success. */
+int cg_cuda_shared_limit(size_t *n_bytes_out);
 
 /* To be called once for each process and device, before the first decoding: allows the kernels
  * their shared memory. Returns a cudaError_t, 0 is success. */

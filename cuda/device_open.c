@@ -79,6 +79,25 @@ static void size_projectors(cg_device *d, const cg_device_config *config)
     cg_cuda_coding_bound(d->profile, config->chunk_tokens, &d->coding_bytes, &d->coded_bytes);
 }
 
+/* What chunks take, and projectors, with the profile that there are kernels for. */
+static void size_parts(cg_device *d)
+{
+    const cg_device_config *config = &d->config;
+    size_projectors(d, config);
+    const size_t elements_bytes = d->projector_most.elements_bytes,
+                 given_bytes = d->projector_most.given_rows * sizeof(float);
+    for (uint32_t i = 0; i < d->n_projectors; i++) {
+        cg_device_projector *j = &d->projectors[i];
+        j->device = d;
+        j->base.project = cg_device_project;
+        j->base.n_tokens = config->chunk_tokens;
+        j->base.memory_bytes =
+            whole_pages(elements_bytes > given_bytes ? elements_bytes : given_bytes);
+    }
+    cg_cuda_plan_bound(d->profile, &config->geometry, config->chunk_tokens, &d->plan_bytes,
+                       &d->scratch_bytes);
+}
+
 /* Everything that CUDA is not needed for. */
 static cg_status prepare(cg_device *d, const cg_device_config *config)
 {
@@ -94,24 +113,12 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
         config->profile != NULL ? cg_cuda_profile_new(config->profile, &d->profile) : CG_OK;
     if (status != CG_OK && status != CG_ERR_UNSUPPORTED_VERSION) /* the CPU decodes such chunks */
         return status;
-    size_projectors(d, config);
-    if ((d->projectors = calloc(d->n_projectors + (size_t)1, sizeof *d->projectors)) == NULL)
+    if ((d->projectors = calloc(config->n_projectors + (size_t)1, sizeof *d->projectors)) == NULL)
         return CG_ERR_NO_MEMORY;
-    const size_t elements_bytes = d->projector_most.elements_bytes,
-                 given_bytes = d->projector_most.given_rows * sizeof(float);
-    for (uint32_t i = 0; i < d->n_projectors; i++) {
-        cg_device_projector *j = &d->projectors[i];
-        j->device = d;
-        j->base.project = cg_device_project;
-        j->base.n_tokens = config->chunk_tokens;
-        j->base.memory_bytes =
-            whole_pages(elements_bytes > given_bytes ? elements_bytes : given_bytes);
-    }
     d->raw_bytes =
         whole_pages(cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype));
     d->memory_bytes = d->raw_bytes + MARGIN_BYTES;
     d->table_entries = config->chunk_tokens + 1; /* blocks of one token */
-    cg_cuda_plan_bound(d->profile, g, config->chunk_tokens, &d->plan_bytes, &d->scratch_bytes);
     return CG_OK;
 }
 
@@ -178,9 +185,16 @@ static cg_status take_memory(cg_device *d, char *reason_out, size_t reason_bytes
 static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     const cg_cuda_calls *calls = d->calls;
+    size_t shared_bytes;
     int error;
-    if ((error = calls->prepare()) != 0)
+    if ((error = calls->prepare(&shared_bytes)) != 0)
         return say(reason_out, reason_bytes, d, "the kernels do not run on this GPU", error);
+    if (d->profile != NULL && cg_cuda_profile_shared_bytes(d->profile) > shared_bytes) {
+        /* The CPU decodes and encodes its chunks, as those of profiles that have no kernels. */
+        cg_cuda_profile_free(d->profile);
+        d->profile = NULL;
+    }
+    size_parts(d);
     const cg_status status = take_memory(d, reason_out, reason_bytes);
     if (status != CG_OK)
         return status;

@@ -316,6 +316,31 @@ TEST_F(GpuTest, NoOtherGpuThanTheBlocksIsTouched)
     standin().engine_set_device(0);
 }
 
+// sm_86, for example, has 99 KiB, which is too little for profiles of very many classes.
+TEST_F(GpuTest, WhereAThreadBlockHasTooLittleSharedMemoryTheCpuDoesAllButL0)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    for (const bool is_enough : {true, false}) {
+        SCOPED_TRACE(is_enough);
+        standin().set_shared_bytes(is_enough ? 99 << 10 : 64 << 10);
+        const size_t n_projected = standin().n_projected();
+        GpuEngine engine(store, "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]");
+        ASSERT_EQ(engine.register_status, CACHEGEN_OK) << engine.info().gpu_reason;
+        const Tokens tokens = prompt(32 * 2, 2 + is_enough);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(standin().n_projected() > n_projected, is_enough);
+        for (uint32_t level = 0; level < 4; level++) {
+            engine.level_plus_1 = level + 1;
+            const uint64_t before = engine.stats().chunks_decoded_on_gpu;
+            EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);
+            EXPECT_EQ(engine.stats().chunks_decoded_on_gpu - before,
+                      is_enough || level == 0 ? 2u : 0u);
+        }
+        EXPECT_EQ(engine.stats().gpu_errors, 0u);
+    }
+    standin().set_shared_bytes(1 << 20);
+}
+
 TEST_F(GpuTest, AnErrorThatTheEngineHasNotLookedAtYetStays)
 {
     const Store store(true, spec_2(true, nesting_spec()));

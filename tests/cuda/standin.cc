@@ -526,9 +526,15 @@ int code(const cg_cuda_coding *given, cg_cuda_stream stream)
         return called();
     return enqueue(stream, [coding] { cg_test::emulate_code(coding, ++coded); });
 }
-int prepare()
+std::atomic<size_t> most_shared{CG_CUDA_SHARED_BYTES};
+int prepare(size_t *shared_bytes_out)
 {
+    *shared_bytes_out = most_shared;
     return called();
+}
+void set_shared_bytes(size_t n_bytes)
+{
+    most_shared = n_bytes;
 }
 int decode(const cg_cuda_plan *given, const cg_cuda_decode_params *given_params,
            cg_cuda_stream stream)
@@ -723,7 +729,8 @@ const cg_standin CONTROL = {fail_call,
                             engine_hold,
                             engine_release,
                             engine_read,
-                            code_nothing};
+                            code_nothing,
+                            set_shared_bytes};
 
 } // namespace
 

@@ -60,7 +60,8 @@ struct cg_standin {
     // Waits for the stream, then copies.
     void (*engine_read)(void *dst, const void *dev, size_t n_bytes, void *stream);
 
-    void (*code_nothing)(bool is_so); // kernels that code report success and write nothing
+    void (*code_nothing)(bool is_so);         // kernels that code report success and write nothing
+    void (*set_shared_bytes)(size_t n_bytes); // that a thread block may take, of devices opened
 };
 extern "C" const cg_standin *cg_standin_control();
 #endif
