@@ -1,6 +1,7 @@
 /* A class as kernels hold it finds of every slot what the CPU's does. */
 #include "cuda/profile_blob.h"
 #include "cuda/streams.cuh"
+#include "device_memory.h"
 
 #include <cmath>
 #include <gtest/gtest.h>
@@ -70,6 +71,20 @@ TEST(ClassTest, OneOfIdleLanesLeavesEveryState)
         EXPECT_EQ(r.value, 0);
         EXPECT_EQ(cg_lane_advance(x, r.freq, r.cum), x);
     }
+}
+
+/* What the tests of kernels rely on to see a byte too many on either side. */
+TEST(DeviceMemoryDeathTest, LiesBetweenPagesThatNobodyMayTouch)
+{
+    for (const bool at_front : {false, true}) {
+        cg_test::DeviceMemory::at_front() = at_front;
+        const cg_test::DeviceMemory memory(48);
+        volatile uint8_t *const bytes = memory.data();
+        bytes[0] = bytes[47] = 1;
+        EXPECT_DEATH(bytes[at_front ? -1 : 48] = 1, "");
+        EXPECT_DEATH(bytes[at_front ? 4096 : -4096] = 1, "");
+    }
+    cg_test::DeviceMemory::at_front() = false;
 }
 
 } // namespace

@@ -9,6 +9,7 @@ namespace cg_test
 uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
                     const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece)
 {
+    DeviceMemory::at_front() = seed % 2 != 0;
     const DeviceMemory blob_dev(blob.data(), blob.size()), chunk_dev(chunk.data(), chunk.size()),
         plan_dev(plan_bytes.data(), plan.plan_bytes), scratch_dev(plan.scratch_bytes),
         piece_dev(piece->data(), piece->size()),
@@ -50,6 +51,7 @@ Projected run_project(const cg_profile *profile, const Bytes &bases,
                       uint64_t seed)
 {
     Projected made(projection);
+    DeviceMemory::at_front() = seed % 2 != 0;
     const ProjectMemory<DeviceMemory> memory(profile, bases, projection, rows, made);
     emulate_project(memory.placed(profile, projection), seed);
     made.coefs = copied<float>(memory.coefs, made.coefs.size());
@@ -63,6 +65,7 @@ Sections run_code(const Laid &laid, const cg_projection &projection,
                   const std::vector<int16_t> &cells, uint64_t seed)
 {
     std::unique_ptr<DeviceMemory> host;
+    DeviceMemory::at_front() = seed % 2 != 0;
     return code_in<DeviceMemory>(
         laid, projection, cells,
         [&](size_t n_bytes) {
