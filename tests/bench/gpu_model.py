@@ -9,11 +9,13 @@ the profile's tables, and takes the slowest of what an H100 SXM's units need. Ev
 it: latencies, barriers' waits, uneven ends. So the truth is below. A loop's instructions are those of its shortest path
 that does the work; rows with an escape, or whose class has a shift, are counted with theirs, as often as the classes'
 frequencies say. bits: coded bits an element at each level, as measured on the CPU.
+Left out, so that the truth is below for these, too: bank conflicts of shared memory; what stores to blocks take of L1
+and L2 (a warp's are halves of sectors); and with preset paper and at L0 what finds each row's slot (cuda/sinks.cuh).
 One chunk alone is bound by latencies instead, which are assumptions, too: each instruction of a row waits for the one
 before, a stream is a warp of its own, and kernels follow one another.
 The 8B geometry is Llama-3.1-8B's, a layer a group: matrices of 2,048 channels, whose components, digits, active columns
-and classes have the shares that the profile's have. There is no such profile here; and none of it with a joint matrix,
-since that would have more channels than a profile may.
+and classes have the shares that the profile's have. There is no such profile here; and none of it with a joint
+matrix: which share of its components layers would share is not known (a profile may have 256 for each of 32 groups).
 rests: with a joint matrix, what a given number has beyond 8 bits is multiplied by itself, and left out where a tile has
 none (cuda/joint.cuh): the share of such tiles that are there by level, and of steps that have one.
 runs: of rows that are coded with the same classes, of a chunk of 256 tokens: as many as its blocks have different
@@ -276,7 +278,8 @@ def klt(matrices, level, code, fits_L2, rests, joint=False):
         unit = {
             "tensor": there * WARPS * 2 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
             "issue": WARPS * (steps * step + 2 * block) / H100["issue_per_clock"],
-            "shared memory": (WARPS * there * 512 + fetched) / H100["shared_bytes_per_clock"],
+            # Each warp's own loads of the basis, too: shared memory and the L1 cache have one data path.
+            "shared memory": (WARPS * (there + steps) * 512 + fetched) / H100["shared_bytes_per_clock"],
             "HBM": (stored + (0 if fits_L2 else steps * WARPS / 2 * 512)) / (H100["hbm_GBps"] / n_sm / clock),
             "L2": (fetched + steps * WARPS / 2 * 512) / (H100["l2_GBps"] / n_sm / clock),
         }
