@@ -41,7 +41,11 @@ static int host_free(void *host)
 }
 static int stream_create(cg_cuda_stream *out)
 {
-    return (int)cudaStreamCreateWithFlags(out, cudaStreamNonBlocking);
+    int lowest, highest;
+    const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    return (int)(error != cudaSuccess
+                     ? error
+                     : cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, lowest));
 }
 static int stream_destroy(cg_cuda_stream stream)
 {
