@@ -170,6 +170,13 @@ size_t cg_cuda_coding_classes_bytes(uint32_t n_classes)
     return SUMS_BYTES + (n_classes + (size_t)1) * sizeof(cg_cuda_class);
 }
 
+/* The passes that multiply, or a coder's classes, with its sums. */
+size_t cg_cuda_profile_shared_bytes(const cg_cuda_profile *l)
+{
+    const size_t coding_bytes = cg_cuda_coding_classes_bytes(l->profile->n_classes);
+    return coding_bytes > CG_CUDA_KLT_SHARED_BYTES ? coding_bytes : CG_CUDA_KLT_SHARED_BYTES;
+}
+
 size_t cg_cuda_coding_shared_bytes(const cg_cuda_coding *c, uint32_t step)
 {
     return step == CG_CUDA_CODING_CODE ? cg_cuda_coding_classes_bytes(c->n_classes) : SUMS_BYTES;

@@ -5,7 +5,6 @@
 #include "cuda/profile_blob.h"
 
 #include "codec/block_order.h"
-#include "cuda/coding.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -431,13 +430,6 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
         status =
             lay_matrix(w, l, &p->groups[i / p->n_matrices], i % p->n_matrices, &l->matrices[i]);
     return status;
-}
-
-/* The passes that multiply, or a coder's classes, with its sums (cuda/coding.h). */
-size_t cg_cuda_profile_shared_bytes(const cg_cuda_profile *l)
-{
-    const size_t coding_bytes = cg_cuda_coding_classes_bytes(l->profile->n_classes);
-    return coding_bytes > CG_CUDA_KLT_SHARED_BYTES ? coding_bytes : CG_CUDA_KLT_SHARED_BYTES;
 }
 
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
