@@ -7,11 +7,12 @@ What is measured: the time to the first token at a client that streams from vLLM
 median of REPEATS requests after a warm-up request with another text. vLLM's own prefix cache is off, so every request is a
 fresh look-up. All is run in the type that this CPU multiplies faster, bf16 or fp32, and the table says in which.
 
-An engine takes up to a minute to start, so there are three: one stores, a second one loads all that the first one has
-stored (locally, the copy, over the link: what it sees as its store's folder is exchanged under it), and a third one both
-stores and loads uncompressed (its connector keeps nothing in memory). State of caches: stores are in the page cache (they
-have just been written); each link request moves all its bytes, which the link's counter shows; the connector's memory of
-which chunks exist is left as it is.
+An engine takes up to two minutes to start, nearly all of it Python's imports on one CPU, so there are three, which start
+side by side: one stores, a second one loads all that the first one has stored (locally, the copy, over the link: what it
+sees as its store's folder is exchanged under it), and a third one both stores and loads uncompressed (its connector keeps
+nothing in memory). Only one of them has work at a time, and one that has none sleeps. State of caches: stores are in the
+page cache (they have just been written); each link request moves all its bytes, which the link's counter shows; the
+connector's memory of which chunks exist is left as it is.
 """
 
 import argparse
@@ -109,10 +110,24 @@ class Demo:
     def path(self, *names):
         return os.path.join(self.arguments.work, *names)
 
-    def serve(self, name, transfer):
-        say(f"starting vLLM: {name}")
-        log = self.path(f"vllm-{len(os.listdir(self.arguments.work))}.log")
-        return Server(self.arguments, log, transfer, {"bf16": "bfloat16", "fp32": "float32"}[self.dtype])
+    def start(self, name, transfer):
+        log, dtype = self.path(f"vllm-{name}.log"), {"bf16": "bfloat16", "fp32": "float32"}[self.dtype]
+        server = Server(self.arguments, log, transfer, dtype)
+        self.stack.push(server.__exit__)
+        return server
+
+    def start_engines(self):
+        self.view = View(self.path("view"), self.model)
+        self.stack.callback(self.view.close)
+        self.view.show(os.path.join(self.mount, self.model))
+        os.makedirs(self.path("raw"))
+        os.symlink(self.path("raw"), self.raw)
+        say("starting three vLLM servers: one that stores, one that loads, and one with vLLM's own file connector")
+        stores = cachegen_transfer(self.mount, self.model, store_levels=list(LEVELS))
+        loads = cachegen_transfer(self.view.root, self.model, read_only=True)
+        transfers = {"stores": stores, "loads": loads, "uncompressed": uncompressed_transfer(self.raw)}
+        servers = [self.start(name, transfer) for name, transfer in transfers.items()]
+        return [server.__enter__() for server in servers]
 
     def warm_up(self, client):
         client.ask(self.other_text, max_tokens=4)
@@ -143,43 +158,38 @@ class Demo:
         self.stack.enter_context(mounted(self.arguments, self.store, self.mount, self.path("mount.log")))
         say(f"mounted {self.store} at {self.mount}")
 
-    def store_compressed(self):
-        transfer = cachegen_transfer(self.mount, self.model, store_levels=list(LEVELS))
-        with self.serve("cachegen, empty store", transfer) as client:
-            self.warm_up(client)
-            say("asking cold; the answer's prompt is stored at L0, L1, L2 and L3")
-            answer = client.ask(self.prompt, kv_transfer_params={"cachegen.context": CONTEXT})
-            self.cold_text, self.prompt_tokens = answer["text"], answer["prompt_tokens"]
-            say(f"    {self.prompt_tokens} tokens, first one after {answer['ttft_s']:.3f} s: {self.cold_text!r}")
-            waiting = Waiting("encoding and publishing", 240)
-            while not os.path.exists(os.path.join(self.context(self.mount), "context.json")):
-                waiting.tick()
+    def store_compressed(self, client):
+        say("vLLM with an empty store")
+        self.warm_up(client)
+        say("asking cold; the answer's prompt is stored at L0, L1, L2 and L3")
+        answer = client.ask(self.prompt, kv_transfer_params={"cachegen.context": CONTEXT})
+        self.cold_text, self.prompt_tokens = answer["text"], answer["prompt_tokens"]
+        say(f"    {self.prompt_tokens} tokens, first one after {answer['ttft_s']:.3f} s: {self.cold_text!r}")
+        waiting = Waiting("encoding and publishing", 240)
+        while not os.path.exists(os.path.join(self.context(self.mount), "context.json")):
+            waiting.tick()
         say("the context, as the mount shows it:")
         for command in (["ls", "-lR", self.context(self.mount)], ["du", "-h", self.context(self.mount)]):
             print("$ " + " ".join(command), flush=True)
             subprocess.run(command, check=True)
 
-    def load(self):
-        view = View(self.path("view"), self.model)
-        self.stack.callback(view.close)
-        view.show(os.path.join(self.mount, self.model))
-        transfer = cachegen_transfer(view.root, self.model, read_only=True)
-        with self.serve("cachegen, fresh process", transfer) as client:
-            self.warm_up(client)
-            # A salt that nothing is stored under: the same engine and connector, and all to compute.
-            salts = dict(cache_salt=lambda n: f"cold {n}")
-            self.cold = Measurement(client, self.prompt, "cold", **salts)
-            for level in LEVELS:
-                self.load_level(client, "cachegen", level, f"{level}, local")
-            view.show(os.path.join(self.copy(), self.model))
-            self.load_level(client, "cachegen, cp -r", "L2", "L2 of the copy", split=False)
-            link = self.link_up()
-            link.mount(self.mount, self.path("far-mount"))
-            # The link's own unmounting comes first in close(): the view must have let go by then.
-            self.stack.callback(view.close)
-            view.show(os.path.join(self.path("far-mount"), self.model))
-            self.load_level(client, "cachegen", "L2", f"L2, {LINK_MBPS} Mbit/s", link=link)
-        view.close()
+    def load(self, client):
+        say("another vLLM process, which has seen nothing of the prompt")
+        self.warm_up(client)
+        # A salt that nothing is stored under: the same engine and connector, and all to compute.
+        salts = dict(cache_salt=lambda n: f"cold {n}")
+        self.cold = Measurement(client, self.prompt, "cold", **salts)
+        for level in LEVELS:
+            self.load_level(client, "cachegen", level, f"{level}, local")
+        self.view.show(os.path.join(self.copy(), self.model))
+        self.load_level(client, "cachegen, cp -r", "L2", "L2 of the copy", split=False)
+        link = self.link_up()
+        link.mount(self.mount, self.path("far-mount"))
+        # The link's own unmounting comes first in close(): the view must have let go by then.
+        self.stack.callback(self.view.close)
+        self.view.show(os.path.join(self.path("far-mount"), self.model))
+        self.load_level(client, "cachegen", "L2", f"L2, {LINK_MBPS} Mbit/s", link=link)
+        self.view.close()
         return link
 
     def load_level(self, client, connector, level, label, link=None, split=True):
@@ -207,30 +217,28 @@ class Demo:
         link.open()
         return link
 
-    def load_uncompressed(self, link):
+    def load_uncompressed(self, client, link):
+        say("vLLM with its own file connector, uncompressed")
+        self.warm_up(client)
+        shutil.rmtree(self.path("raw"))
         os.makedirs(self.path("raw"))
-        os.symlink(self.path("raw"), self.raw)
-        transfer = uncompressed_transfer(self.raw)
-        with self.serve("vLLM's own file connector, uncompressed, empty", transfer) as client:
-            self.warm_up(client)
-            shutil.rmtree(self.path("raw"))
-            os.makedirs(self.path("raw"))
-            say("asking cold; the prompt is stored uncompressed")
-            client.ask(self.prompt, max_tokens=1)
-            raw_bytes = tree_bytes(self.path("raw"))
-            say(f"    {raw_bytes / 1e6:.1f} MB")
-            local = Measurement(client, self.prompt, "uncompressed, local")
-            self.add("uncompressed", None, None, local, raw_bytes, BITS[self.dtype])
-            link.mount(self.path("raw"), self.path("far-raw"))
-            os.remove(self.raw)  # the same files, behind the link
-            os.symlink(self.path("far-raw"), self.raw)
-            far = Measurement(client, self.prompt, f"uncompressed, {LINK_MBPS} Mbit/s", link=link)
-            self.add("uncompressed", None, LINK_MBPS, far, far.bytes_moved(), BITS[self.dtype])
+        say("asking cold; the prompt is stored uncompressed")
+        client.ask(self.prompt, max_tokens=1)
+        raw_bytes = tree_bytes(self.path("raw"))
+        say(f"    {raw_bytes / 1e6:.1f} MB")
+        local = Measurement(client, self.prompt, "uncompressed, local")
+        self.add("uncompressed", None, None, local, raw_bytes, BITS[self.dtype])
+        link.mount(self.path("raw"), self.path("far-raw"))
+        os.remove(self.raw)  # the same files, behind the link
+        os.symlink(self.path("far-raw"), self.raw)
+        far = Measurement(client, self.prompt, f"uncompressed, {LINK_MBPS} Mbit/s", link=link)
+        self.add("uncompressed", None, LINK_MBPS, far, far.bytes_moved(), BITS[self.dtype])
 
     def run(self):
         self.prepare()
-        self.store_compressed()
-        self.load_uncompressed(self.load())
+        stores, loads, uncompressed = self.start_engines()
+        self.store_compressed(stores)
+        self.load_uncompressed(uncompressed, self.load(loads))
 
     # what is told
 
