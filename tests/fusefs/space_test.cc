@@ -558,7 +558,7 @@ TEST_F(SpaceTest, WhatAContextNamesWithoutALinkStays)
 
     // Other levels than a context names are nobody's.
     cg_survey survey;
-    std::string other = json;
+    std::string other = json + "]}";
     for (size_t at = 0; (at = other.find("L3", at)) != std::string::npos;)
         other.replace(at, 2, "L0");
     dir.write("m/contexts/named/context.json", other);
