@@ -24,12 +24,14 @@ static double left_ns(uint64_t until_ns, uint64_t now_ns)
     return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
 }
 
-/* What must arrive of a chunk, in bytes. */
-static double floor_bytes(const cg_stream *stream, uint32_t index)
+/* The level that must arrive of a chunk. A file that has no other, once it is begun, is all that
+ * there will be. */
+static uint8_t must_level(const cg_stream *stream, uint32_t index)
 {
-    const uint8_t level =
-        cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
-    return (double)stream->sizes[index].bytes[level];
+    const cg_stream_chunk *chunk = &stream->chunks[index];
+    if (chunk->state == CG_STREAM_READING && !chunk->is_nested)
+        return chunk->file_level;
+    return cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
 }
 
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
@@ -42,7 +44,7 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
     if (stream->policy == CG_POLICY_MIN_DELAY)
         return;
     for (uint32_t i = stream->first; i < stream->end; i++)
-        bytes += floor_bytes(stream, i);
+        bytes += (double)stream->sizes[i].bytes[must_level(stream, i)];
     double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
     ns = ns > left ? ns : left;
     stream->ends_at_ns =
@@ -89,11 +91,7 @@ static double missing_bytes(const cg_stream *stream, uint32_t index)
     const cg_stream_chunk *chunk = &stream->chunks[index];
     if (chunk->state > CG_STREAM_READING || cg_stream_is_decodable(stream, index))
         return 0;
-    const uint8_t level = chunk->is_nested && chunk->state == CG_STREAM_READING
-                              ? cg_stream_floor(stream, index)
-                          : chunk->state == CG_STREAM_READING ? chunk->file_level
-                                                              : cg_stream_floor(stream, index);
-    const uint64_t bytes = stream->sizes[index].bytes[level];
+    const uint64_t bytes = stream->sizes[index].bytes[must_level(stream, index)];
     return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
 }
 
@@ -122,7 +120,7 @@ static double undecoded_ns(const cg_stream *stream, uint32_t index, const cg_spe
     return decode_ns(stream, index,
                      cg_stream_is_decodable(stream, index)
                          ? cg_stream_level_in(stream, index, chunk->arrived_bytes)
-                         : cg_stream_floor(stream, index),
+                         : must_level(stream, index),
                      speeds);
 }
 

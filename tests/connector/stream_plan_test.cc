@@ -583,6 +583,16 @@ TEST_F(StreamPlanTest, AReadThatNobodyWantsIsDropped)
 
 // ---- what takes too long ----
 
+TEST_F(StreamPlanTest, OfALoadOfAFixedLevelThatLevelIsWanted)
+{
+    Stream stream(10, 100 * SECOND, CG_L1);
+    link(1e6);
+    speeds.decode_thread_ns[CG_L1] = 5e6 / 256;
+    add(&stream);
+    EXPECT_DOUBLE_EQ(cg_stream_wanted_bytes(&plan), 10 * 400e3);
+    EXPECT_NEAR(cg_stream_undecoded_ns(&plan, &speeds), 10 * 5e6, 1);
+}
+
 TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
 {
     const struct {
