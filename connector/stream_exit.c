@@ -172,7 +172,17 @@ typedef struct cut {
     double ns;
 } cut;
 
-/* The cut that takes least, behind what goes before; *all_ns_out: without a cut. */
+/* The tokens that are recomputed in any case: nothing from first_failed on is loaded. */
+static double lost_ns(const cg_stream *stream, const cg_speeds *speeds)
+{
+    double tokens = 0;
+    for (uint32_t i = stream->first_failed; i < stream->end; i++)
+        tokens += stream->sizes[i].n_tokens;
+    return tokens * 1e9 / cg_speeds_recompute(speeds);
+}
+
+/* The cut that takes least, behind what goes before, with all that is recomputed; *all_ns_out:
+ * without a cut. */
 static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
                     double *all_ns_out)
 {
@@ -184,7 +194,7 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
         tokens += stream->sizes[i].n_tokens;
     cut best = {first, (waits ? before.decoding_ns : 0) + tokens * ns_per_token};
     *all_ns_out = best.ns;
-    for (uint32_t i = first; i < stream->end; i++) {
+    for (uint32_t i = first; i < stream->first_failed; i++) {
         const double decode_ns = undecoded_ns(stream, i, speeds);
         before.bytes += missing_bytes(stream, i);
         before.decode_ns += decode_ns;
@@ -218,7 +228,7 @@ typedef struct outlook {
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
-    const double left = left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
+    const double left = left_ns(stream->deadline_ns, o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(stream, o->speeds, o->link_bps, before, &all_ns);
     const cut safe = best_cut(stream, o->speeds, o->low_bps, before, &feared_ns);
@@ -227,7 +237,8 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     *index_out = here.index;
     if (!has_budget)
         return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
-    if (o->is_silent && left <= 0 && feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
+    const double lost = lost_ns(stream, o->speeds);
+    if (o->is_silent && left <= lost && feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
         *index_out = cg_stream_first_missing(stream);
         return true;
     }

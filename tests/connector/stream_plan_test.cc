@@ -583,6 +583,20 @@ TEST_F(StreamPlanTest, AReadThatNobodyWantsIsDropped)
 
 // ---- what takes too long ----
 
+// Half of it is recomputed in any case. The other half takes 0.5 s at best, which is in time; what
+// lies behind it is read by nobody.
+TEST_F(StreamPlanTest, AShortenedLoadIsNotGivenUpForWhatIsNotRead)
+{
+    Stream stream(10, 800 * MS);
+    link(500e3);
+    speeds.configured_tokens_per_s = 1e4;
+    add(&stream);
+    EXPECT_TRUE(cg_stream_failed(&stream.s, 5));
+    begin_all();
+    uint32_t index = 99;
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 0, &index), nullptr) << index;
+}
+
 TEST_F(StreamPlanTest, OfALoadOfAFixedLevelThatLevelIsWanted)
 {
     Stream stream(10, 100 * SECOND, CG_L1);
