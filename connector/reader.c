@@ -124,11 +124,12 @@ static void submit_read(reader *r, const cg_stream_read *read)
     pthread_mutex_unlock(&r->rt->lock);
 }
 
-/* Hands chunks that are as fine as they will be to the pool. */
-static void decode_all(reader *r)
+/* Hands chunks that are as fine as they will be to the pool; false: there was none. */
+static bool decode_all(reader *r)
 {
     cg_runtime *rt = r->rt;
     cg_load_chunk *chunk;
+    bool any = false;
     do {
         uint32_t index;
         pthread_mutex_lock(&rt->lock);
@@ -139,7 +140,9 @@ static void decode_all(reader *r)
         pthread_mutex_unlock(&rt->lock);
         if (chunk != NULL)
             cg_load_submit(chunk);
+        any = any || chunk != NULL;
     } while (chunk != NULL);
+    return any;
 }
 
 static void submit_all(reader *r)
@@ -161,8 +164,9 @@ static void submit_all(reader *r)
         pthread_mutex_unlock(&rt->lock);
         if (read != NULL)
             submit_read(r, &begun);
-    } while (read != NULL);
-    decode_all(r); /* where only that makes room */
+        /* Where only decoding makes room, or what is decoded now is not read any further, there may
+         * be something else to read. */
+    } while (read != NULL || decode_all(r));
 }
 
 /* With the lock held: the file of a read that opened it stays open, unless that is refused. */
@@ -239,10 +243,14 @@ static uint64_t watch(reader *r)
     cg_stream *overdue, *hopeless;
     uint32_t index;
     pthread_mutex_lock(&rt->lock);
-    while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL)
+    while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL) {
         cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
-    while ((hopeless = next_hopeless(rt, now_ns, &index)) != NULL)
+        wake_ns = now_ns;                            /* for what others may read now */
+    }
+    while ((hopeless = next_hopeless(rt, now_ns, &index)) != NULL) {
         cg_load_shorten(cg_load_of_stream(hopeless), index);
+        wake_ns = now_ns;
+    }
     while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
         rt->stats.abandoned_reads++;

@@ -80,6 +80,7 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
         if (now_ns >= stream->ends_at_ns || now_ns >= cg_stream_silent_ns(plan, stream)) {
             stream->ends_at_ns = stream->silent_from_ns = UINT64_MAX;
             give_up_all(plan, stream, now_ns);
+            plan->is_stale = true;
             return stream;
         }
     return NULL;
@@ -308,8 +309,10 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
             continue;
         check_again(plan, stream, now_ns);
         if (o.link_bps > 0 && should_cut(stream, &o, here, chunk_index_out) &&
-            *chunk_index_out < stream->first_failed)
+            *chunk_index_out < stream->first_failed) {
+            plan->is_stale = true;
             return stream;
+        }
     }
     return NULL;
 }

@@ -558,6 +558,11 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
     const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
+    /* A plan that stood may have nothing more to read where one of now would. */
+    if (ref == NULL && plan->is_stale) {
+        refresh(plan, speeds, now_ns);
+        ref = next_extent(plan, speeds, link_bps, &to, &file_level);
+    }
     if (ref == NULL)
         return NULL;
     const cg_stream *stream = ref->stream;

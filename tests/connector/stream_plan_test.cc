@@ -152,6 +152,27 @@ TEST_F(StreamPlanTest, APlanOfThousandsOfChunksStandsAsMuchLongerAsPlanningTakes
     }
 }
 
+TEST_F(StreamPlanTest, APlanThatStandsAndHasNothingMoreToReadIsMadeAnew)
+{
+    Stream stream(70, SECOND); // no time to refine; two reads at once, the first of a file alone
+    link(1e6);
+    add(&stream);
+    std::vector<uint64_t> ids;
+    for (uint32_t i = 0; i < 70; i++) {
+        if (i >= 2)
+            ended(ids[i - 2], true);
+        const cg_stream_read *read = next();
+        ASSERT_NE(read, nullptr);
+        ASSERT_EQ(read->chunk_index, i);
+        ids.push_back(read->id);
+        plan.check_ns = NEVER; // as once it was looked for what is hopeless
+    }
+    ended(ids[68], true);
+    const cg_stream_read *read = next();
+    ASSERT_NE(read, nullptr);
+    EXPECT_EQ(read->chunk_index, 0u);
+}
+
 TEST_F(StreamPlanTest, ReadsCoarseFirstThenRefinesTheEndOfTheContext)
 {
     const struct {
