@@ -35,6 +35,11 @@ static uint64_t add_ns(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static double left_ns(uint64_t until_ns, uint64_t now_ns)
 {
     return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
@@ -438,10 +443,11 @@ static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
     /* Something ends by itself and makes room. */
     if (plan->n_reading > 0 || plan->bytes_decoding > 0)
         return false;
-    plan->must_decode = any_decodable(plan);
+    if (any_decodable(plan))
+        plan->must_free_bytes = plan->bytes_held + n_bytes - plan->staging_bytes;
     /* Nothing that is held could be decoded: one read is begun all the same, or all would wait for
      * ever. */
-    return !plan->must_decode;
+    return plan->must_free_bytes == 0;
 }
 
 /* Whether one more read of n_bytes is wise now. */
@@ -554,7 +560,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
 {
     uint64_t to;
     uint8_t file_level;
-    plan->must_decode = false;
+    plan->must_free_bytes = 0;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
     const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
@@ -670,7 +676,8 @@ static bool is_final(const cg_stream_plan *plan, const cg_stream *stream, uint32
     const uint8_t level = cg_stream_level_in(stream, index, chunk->arrived_bytes);
     /* The time is up, or the memory: what has arrived must do, but for a file that is only good as
      * a whole. */
-    if (plan->must_decode || now_ns >= stream->decode_at_ns || !cg_stream_is_anytime(stream))
+    if (plan->must_free_bytes > 0 || now_ns >= stream->decode_at_ns ||
+        !cg_stream_is_anytime(stream))
         return chunk->n_reads == 0 || cg_stream_is_anytime(stream);
     if (chunk->is_cut)
         return chunk->n_reads == 0 || chunk->arrived_bytes >= chunk->good_bytes;
@@ -693,6 +700,7 @@ cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, 
             chunk->state = CG_STREAM_DECODING;
             plan->bytes_held -= chunk->held_bytes;
             plan->bytes_decoding += chunk->held_bytes;
+            plan->must_free_bytes -= smaller(plan->must_free_bytes, chunk->held_bytes);
             plan->is_stale = true;
             *chunk_index_out = i;
             return stream;

@@ -108,7 +108,7 @@ class StreamPlanTest : public testing::Test
         uint64_t now_ns = 0;
         for (bool goes_on = true; goes_on;) {
             const cg_stream_read *read = next(now_ns);
-            goes_on = read != nullptr || plan.must_decode;
+            goes_on = read != nullptr || plan.must_free_bytes > 0;
             while (cg_stream *stream = cg_stream_next_decode(&plan, &speeds, now_ns, &index)) {
                 text +=
                     std::to_string(index) + "=" + std::to_string(stream->chunks[index].level) + " ";
@@ -378,6 +378,22 @@ TEST_F(StreamPlanTest, MemoryThatIsFullIsMadeFreeByDecodingWhatIsThere)
     add(&stream);
     const std::string text = run(2e6);
     EXPECT_TRUE(cg_stream_is_settled(&stream.s)) << text;
+}
+
+TEST_F(StreamPlanTest, NoMoreIsDecodedForMemoryThanIsNeeded)
+{
+    Stream stream(4, SECOND); // enough for L2, with luck for L1
+    link(1e6);
+    start(16, 410 * KB);
+    add(&stream);
+    while (cg_stream_first_missing(&stream.s) < 4) // L3 takes 410 kB, up to the next page
+        ended(next()->id, true);
+    EXPECT_EQ(decode(), -1);
+    EXPECT_EQ(next(), nullptr);
+    EXPECT_EQ(decode(), 0);
+    EXPECT_EQ(decode(), -1) << "the others may be refined";
+    EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, 0, true));
+    EXPECT_NE(next(), nullptr);
 }
 
 TEST_F(StreamPlanTest, TheEarliestDeadlineGoesFirstForWhatMustArrive)
@@ -917,7 +933,7 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
                     being_decoded.push_back({s, index});
                 }
                 const cg_stream_read *read = next(now_ns);
-                goes_on = plan.must_decode;
+                goes_on = plan.must_free_bytes > 0;
                 if (read != nullptr) {
                     ASSERT_TRUE(cg_stream_wants(read->stream, read->chunk_index));
                     under_way.push_back(read->id);

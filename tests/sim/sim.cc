@@ -258,9 +258,10 @@ class Run
                 const double s = setup_.level == RAW ? 0 : model_.decode_s(level);
                 decoder_free_s_ = std::max(decoder_free_s_, now_s_) + s;
                 decoding_.push_back({stream, index, decoder_free_s_});
+                goes_on = true;
             }
             const cg_stream_read *read = cg_stream_next_read(&plan_, &speeds_, now_ns());
-            goes_on = plan_.must_decode;
+            goes_on = goes_on || plan_.must_free_bytes > 0;
             if (read != nullptr) {
                 reads_.push_back(
                     {read->id, 8.0 * static_cast<double>(read->bytes), now_s_ + setup_.round_trip_s,
