@@ -46,7 +46,7 @@ typedef struct cg_extents_chunk {
 } cg_extents_chunk;
 
 typedef struct cg_extents_input {
-    const cg_extents_chunk *chunks; /* of all loads: the earliest deadline first, then in order */
+    const cg_extents_chunk *chunks; /* of all loads, what must arrive first; of one load in order */
     size_t n_chunks;
     double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
     double queued_bytes;      /* under way */

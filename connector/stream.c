@@ -110,6 +110,15 @@ uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index)
     return cg_controller_nearest(&stream->sizes[chunk_index], CG_L3);
 }
 
+uint8_t cg_stream_must_level(const cg_stream *stream, uint32_t chunk_index)
+{
+    const cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    if (chunk->state == CG_STREAM_READING && !chunk->is_nested)
+        return chunk->file_level;
+    return cg_stream_is_anytime(stream) ? cg_stream_floor(stream, chunk_index)
+                                        : stream->levels[chunk_index];
+}
+
 uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64_t n_bytes)
 {
     const cg_stream_chunk *chunk = &stream->chunks[chunk_index];

@@ -56,6 +56,7 @@ struct cg_stream {
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
     uint32_t n_whole;      /* chunks [first, first + n_whole) are done */
     bool is_cancelled;
+    bool is_late;                /* even over a faster link: it goes last; the plan's */
     bool is_read;                /* the plan has nothing more to read; the plan's */
     bool is_decided;             /* levels were chosen with the link's speed known: */
     uint32_t decided_generation; /* of the estimator */
@@ -91,6 +92,9 @@ bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
 
 /* The coarsest level of a chunk. */
 uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index);
+/* The level that must arrive of a chunk. A file that has no other, once it is begun, is all that
+ * there will be. */
+uint8_t cg_stream_must_level(const cg_stream *stream, uint32_t chunk_index);
 /* The finest level that is in the first n_bytes of the file that is read of a chunk; CG_N_LEVELS:
  * none. */
 uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64_t n_bytes);

@@ -24,16 +24,6 @@ static double left_ns(uint64_t until_ns, uint64_t now_ns)
     return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
 }
 
-/* The level that must arrive of a chunk. A file that has no other, once it is begun, is all that
- * there will be. */
-static uint8_t must_level(const cg_stream *stream, uint32_t index)
-{
-    const cg_stream_chunk *chunk = &stream->chunks[index];
-    if (chunk->state == CG_STREAM_READING && !chunk->is_nested)
-        return chunk->file_level;
-    return cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
-}
-
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
 {
     const double link_bps = cg_estimator_bps(&speeds->link);
@@ -44,7 +34,7 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
     if (stream->policy == CG_POLICY_MIN_DELAY)
         return;
     for (uint32_t i = stream->first; i < stream->end; i++)
-        bytes += (double)stream->sizes[i].bytes[must_level(stream, i)];
+        bytes += (double)stream->sizes[i].bytes[cg_stream_must_level(stream, i)];
     double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
     ns = ns > left ? ns : left;
     stream->ends_at_ns =
@@ -92,7 +82,7 @@ static double missing_bytes(const cg_stream *stream, uint32_t index)
     const cg_stream_chunk *chunk = &stream->chunks[index];
     if (chunk->state > CG_STREAM_READING || cg_stream_is_decodable(stream, index))
         return 0;
-    const uint64_t bytes = stream->sizes[index].bytes[must_level(stream, index)];
+    const uint64_t bytes = stream->sizes[index].bytes[cg_stream_must_level(stream, index)];
     return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
 }
 
@@ -121,7 +111,7 @@ static double undecoded_ns(const cg_stream *stream, uint32_t index, const cg_spe
     return decode_ns(stream, index,
                      cg_stream_is_decodable(stream, index)
                          ? cg_stream_level_in(stream, index, chunk->arrived_bytes)
-                         : must_level(stream, index),
+                         : cg_stream_must_level(stream, index),
                      speeds);
 }
 
@@ -298,7 +288,8 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     const outlook o = look_out(plan, speeds, now_ns);
     const double now_decoding_ns = decoding_ns(plan, speeds);
     queue before = {speeds->others_bytes, now_decoding_ns, now_decoding_ns};
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+    for (cg_stream *stream = cg_stream_after(plan, NULL); stream != NULL;
+         stream = cg_stream_after(plan, stream)) {
         const queue here = before; /* what others read and decode first, its own work apart */
         bool waits;
         for (uint32_t i = stream->first; i < stream->first_failed; i++) {

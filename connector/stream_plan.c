@@ -163,6 +163,61 @@ uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
 
 /* ---- what the planner is asked ---- */
 
+static cg_stream *first_of(cg_stream *stream, bool is_late)
+{
+    while (stream != NULL && stream->is_late != is_late)
+        stream = stream->next;
+    return stream;
+}
+
+cg_stream *cg_stream_after(const cg_stream_plan *plan, const cg_stream *stream)
+{
+    const bool is_late = stream != NULL && stream->is_late;
+    cg_stream *after = first_of(stream != NULL ? stream->next : plan->streams, is_late);
+    return after != NULL || is_late ? after : first_of(plan->streams, true);
+}
+
+/* A decoder that works behind the reader. */
+typedef struct pipeline {
+    double read_ns, decoded_ns;
+} pipeline;
+
+/* What must arrive of a stream is read and decoded behind what the pipeline does before. */
+static void add_stream(pipeline *p, const cg_stream *stream, const cg_speeds *speeds,
+                       double ns_per_byte)
+{
+    for (uint32_t i = stream->first + stream->n_whole; i < stream->first_failed; i++) {
+        const cg_stream_chunk *chunk = &stream->chunks[i];
+        if (chunk->state > CG_STREAM_DECODING)
+            continue;
+        const uint8_t level =
+            chunk->state == CG_STREAM_DECODING ? chunk->level : cg_stream_must_level(stream, i);
+        const uint64_t bytes = stream->sizes[i].bytes[level];
+        if (bytes > chunk->asked_bytes)
+            p->read_ns += (double)(bytes - chunk->asked_bytes) * ns_per_byte;
+        if (p->decoded_ns < p->read_ns)
+            p->decoded_ns = p->read_ns;
+        p->decoded_ns += cg_speeds_decode_chunk(speeds, level, stream->sizes[i].n_tokens, bytes);
+    }
+}
+
+/* Marks the streams that will be late even if the link is HOPE times as fast. They go last, so they
+ * delay none of those that are looked at after them. */
+static void find_late(cg_stream_plan *plan, const cg_speeds *speeds, double link_bps,
+                      uint64_t now_ns)
+{
+    const double ns_per_byte = link_bps > 0 ? 8e9 / (HOPE * link_bps) : 0;
+    pipeline p = {.read_ns = ((double)plan->bytes_reading + speeds->others_bytes) * ns_per_byte};
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        pipeline with = p;
+        add_stream(&with, stream, speeds, ns_per_byte);
+        stream->is_late = cg_stream_is_anytime(stream) &&
+                          with.decoded_ns > left_ns(cg_stream_due_ns(stream, speeds), now_ns);
+        if (!stream->is_late && !stream->is_cancelled)
+            p = with;
+    }
+}
+
 /* Levels of the chunks that a stream has not begun, where they are the controller's. How much is
  * loaded was decided before, so the controller gets no speed of recomputing. */
 static void decide_levels(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
@@ -263,7 +318,8 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
     uint32_t load = 0;
     size_t needed = items_needed(plan);
     plan->n_items = 0;
-    for (cg_stream *stream = plan->streams; stream != NULL && needed > 0; stream = stream->next) {
+    for (cg_stream *stream = cg_stream_after(plan, NULL); stream != NULL && needed > 0;
+         stream = cg_stream_after(plan, stream)) {
         const uint64_t until_ns = cg_stream_due_ns(stream, speeds);
         const uint32_t begin = stream->first + stream->n_whole;
         /* The paper's reads one chunk at a time: that of now, or the next one, is enough. */
@@ -329,6 +385,7 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     bool is_bound;
     const double link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound);
     const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
+    find_late(plan, speeds, link_bps, now_ns);
     cg_extents_input input = {.chunks = plan->items,
                               .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                               .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
@@ -385,8 +442,7 @@ static double window_bytes(const cg_stream *stream, uint32_t index, const cg_spe
 {
     const double bytes_per_s = link_bps / 8, round_trips_s = 2 * speeds->latency_ns / 1e9;
     const double most = bytes_per_s * (WINDOW_MS / 1e3 + round_trips_s);
-    const uint8_t level =
-        cg_stream_is_anytime(stream) ? cg_stream_floor(stream, index) : stream->levels[index];
+    const uint8_t level = cg_stream_must_level(stream, index);
     const double chunks = WINDOW_CHUNKS * (double)stream->sizes[index].bytes[level];
     const double busy = bytes_per_s * (STORE_MS / 1e3 + round_trips_s);
     const double bytes = chunks > busy ? chunks : busy;

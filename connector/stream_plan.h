@@ -4,7 +4,8 @@
  * The rules:
  * 1. Loads with a budget read every chunk coarse first and refine while there is time. The planner
  * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
- * 2. Of all loads, what must arrive goes in the order of deadlines.
+ * 2. Of all loads, what must arrive goes in the order of deadlines. But a load that would be late
+ * even over a link twice as fast goes behind all that would not: it would only delay them.
  * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
  * slow link moves in 30 ms. The window is what may be under way at once: what the link moves in 60
  * ms and two round trips, and at least two ranges. For a far store it may be smaller: three chunks,
@@ -98,6 +99,10 @@ void cg_stream_plan_destroy(cg_stream_plan *plan);
  * CG_ERR_NO_MEMORY: it was not added. */
 cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream);
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
+
+/* The streams in the order in which what must arrive is read: the first (stream is NULL), or the
+ * one after it; NULL: it is the last. */
+cg_stream *cg_stream_after(const cg_stream_plan *plan, const cg_stream *stream);
 
 /* The read to begin now; NULL: none should begin now. Each must be ended with
  * cg_stream_read_ended(), even if it could not be begun. */

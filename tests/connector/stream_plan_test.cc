@@ -413,6 +413,41 @@ TEST_F(StreamPlanTest, TheEarliestDeadlineGoesFirstForWhatMustArrive)
     EXPECT_EQ(order, (std::vector<cg_stream *>{&early.s, &middle.s, &late.s}));
 }
 
+TEST_F(StreamPlanTest, ALoadThatIsLateEvenAtTwiceTheSpeedGoesLast)
+{
+    for (const uint64_t deadline_ns : {SECOND, 3 * SECOND}) { // at twice the speed it takes 2.5 s
+        SCOPED_TRACE(deadline_ns);
+        const bool is_late = deadline_ns == SECOND;
+        Stream early(10, deadline_ns), middle(2, 3 * SECOND), last(2, 4 * SECOND);
+        start(16, 1000000 * KB);
+        link(200e3);
+        for (Stream *stream : {&early, &middle, &last})
+            add(stream);
+        std::vector<cg_stream *> order;
+        for (int i = 0; i < 200 && order.size() < 3; i++) {
+            const cg_stream_read *read = next();
+            if (std::find(order.begin(), order.end(), read->stream) == order.end())
+                order.push_back(read->stream);
+            ended(read->id, true);
+        }
+        EXPECT_EQ(order, is_late ? (std::vector<cg_stream *>{&middle.s, &last.s, &early.s})
+                                 : (std::vector<cg_stream *>{&early.s, &middle.s, &last.s}));
+    }
+}
+
+// Recomputing `late` takes longer still, so it is loaded; but not before `other`, which has time.
+TEST_F(StreamPlanTest, ALoadThatIsLateInAnyCaseMakesNoOtherHopeless)
+{
+    Stream late(100, SECOND), other(1, 2 * SECOND);
+    link(1e6);
+    speeds.configured_tokens_per_s = 1000;
+    add(&late);
+    add(&other);
+    begin_all();
+    uint32_t index = 99;
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 0, &index), nullptr) << index;
+}
+
 TEST_F(StreamPlanTest, OnlyTheCutIsReadAndNothingBehindAFailure)
 {
     Stream stream(10, 100 * SECOND, CG_L2);
