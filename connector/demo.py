@@ -1,18 +1,19 @@
-"""The demo's driver, started by demo.sh: a real engine loads a long prompt's KV cache from a mounted store, cold and warm,
-locally and over a slow link, beside vLLM's own uncompressed file connector. Prints tables and writes result.json.
+"""The demo's driver, started by demo.sh: a real engine loads a long prompt's KV cache from a mounted store, cold and
+warm, locally and over a slow link, beside vLLM's own uncompressed file connector. Prints tables and writes result.json.
 
 usage: demo.py --checkout DIR --build DIR --model DIR --work DIR --out FILE
 
-What is measured: the time to the first token at a client that streams from vLLM's OpenAI-compatible server over loopback,
-median of REPEATS requests after a warm-up request with another text. vLLM's own prefix cache is off, so every request is a
-fresh look-up. All is run in the type that this CPU multiplies faster, bf16 or fp32, and the table says in which.
+What is measured: the time to the first token at a client that streams from vLLM's OpenAI-compatible server over
+loopback, median of REPEATS requests after a warm-up request with another text. vLLM's own prefix cache is off, so every
+request is a fresh look-up. All is run in the type that this CPU multiplies faster, bf16 or fp32, and the table says in
+which.
 
-An engine takes up to two minutes to start, nearly all of it Python's imports on one CPU, so there are three, which start
-side by side: one stores, a second one loads all that the first one has stored (locally, the copy, over the link: what it
-sees as its store's folder is exchanged under it), and a third one both stores and loads uncompressed (its connector keeps
-nothing in memory). Only one of them has work at a time, and one that has none sleeps. State of caches: stores are in the
-page cache (they have just been written); each link request moves all its bytes, which the link's counter shows; the
-connector's memory of which chunks exist is left as it is.
+An engine takes up to two minutes to start, nearly all of it Python's imports on one CPU, so there are three, which
+start side by side: one stores, a second one loads all that the first one has stored (locally, the copy, over the link:
+what it sees as its store's folder is exchanged under it), and a third one both stores and loads uncompressed (its
+connector keeps nothing in memory). Only one of them has work at a time, and one that has none sleeps. State of caches:
+stores are in the page cache (they have just been written); each link request moves all its bytes, which the link's
+counter shows; the connector's memory of which chunks exist is left as it is.
 """
 
 import argparse
@@ -48,7 +49,9 @@ BITS = {"bf16": 16, "fp32": 32}
 def faster_dtype(model):
     """bf16 or fp32: what this CPU runs the model fast in. A process of its own: it loads the framework."""
     command = [sys.executable, "-m", "cachegen.compute_type", model]
-    return subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run(
+        command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
 
 
 def prepare_profile(arguments, name, dtype):

@@ -1,8 +1,8 @@
 """A slow link on one machine: two network namespaces joined by a veth pair, shaped in both directions, with an sshd of
 our own at one end and sshfs mounts through it at the other.
 
-Only the network is in the namespaces. The sshd's and the mounts' files are the machine's, so a mount made here is seen by
-every process. Needs root. close() undoes everything; it may be called at any point.
+Only the network is in the namespaces. The sshd's and the mounts' files are the machine's, so a mount made here is seen
+by every process. Needs root. close() undoes everything; it may be called at any point.
 """
 
 import os
@@ -65,9 +65,10 @@ class ShapedLink:
             )
         with open(path("known_hosts"), "w") as known, open(path("host_key.pub")) as key:
             known.write(f"[{self.SERVER}]:{self.PORT} {key.read()}")
+        sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
         with open(path("sshd.log"), "w") as log:
             self._sshd = subprocess.Popen(
-                self._in(self._server_ns, shutil.which("sshd", path="/usr/sbin:/usr/bin"), "-D", "-e", "-f", path("sshd_config")),
+                self._in(self._server_ns, sshd, "-D", "-e", "-f", path("sshd_config")),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -100,7 +101,9 @@ class ShapedLink:
         text = subprocess.run(
             self._in(self._client_ns, "cat", "/proc/net/dev"), check=True, capture_output=True, text=True
         ).stdout
-        return next(int(line.split(":")[1].split()[0]) for line in text.splitlines() if line.strip().startswith("cgv0:"))
+        return next(
+            int(line.split(":")[1].split()[0]) for line in text.splitlines() if line.strip().startswith("cgv0:")
+        )
 
     def close(self):
         for mountpoint in reversed(self._mounts):

@@ -26,7 +26,9 @@ class Measurement:
                 break
             before = client.counters() if counters else {}
             received = link.received_bytes() if link else 0
-            sample = client.ask(prompt, **{key: value(n) if callable(value) else value for key, value in fields.items()})
+            sample = client.ask(
+                prompt, **{key: value(n) if callable(value) else value for key, value in fields.items()}
+            )
             if counters:
                 loads = client.counters_since(before, lambda since: since.get("loads", 0) >= 1)
                 sample["bytes"] = int(loads.get("bytes_read", 0))

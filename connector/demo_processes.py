@@ -158,7 +158,9 @@ class Server:
             waiting = Waiting("starting vLLM", 400)
             while not self.client.healthy():
                 if self._process.poll() is not None:
-                    raise RuntimeError(f"vLLM ended with {self._process.returncode}; the end of its log:\n{self.tail()}")
+                    raise RuntimeError(
+                        f"vLLM ended with {self._process.returncode}; the end of its log:\n{self.tail()}"
+                    )
                 waiting.tick()
             with open(self._log, errors="replace") as log:
                 disabled = [line for line in log if "connector disabled" in line]

@@ -4,8 +4,9 @@
 usage: documents.py REPOSITORY
 
 Files are named by their path in the repository, in a document also by the one from its own folder. In the shell
-blocks of a document, scripts are files, `python -m` takes modules, and the long options that modules and cmake are given
-are in their sources. The table of configuration keys in connector/README.md is that of connector/config.c and the plugin.
+blocks of a document, scripts are files, `python -m` takes modules, and the long options that modules and cmake are
+given are in their sources. The table of configuration keys in connector/README.md is that of connector/config.c and the
+plugin.
 """
 
 import glob
@@ -115,7 +116,9 @@ def command_errors(repository, document):
 
 def key_errors(repository):
     """The table's keys are those that the library's and the plugin's sources have."""
-    section = text_of(os.path.join(repository, "connector/README.md")).split("\n## Configuration\n")[1].split("\n## ")[0]
+    section = (
+        text_of(os.path.join(repository, "connector/README.md")).split("\n## Configuration\n")[1].split("\n## ")[0]
+    )
     told, plugin_told = set(), set()
     for names, meaning in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\| (.*)", section, re.MULTILINE):
         (plugin_told if meaning.startswith("plugin:") else told).update(re.findall(r"`(\w+)`", names))

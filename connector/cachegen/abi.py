@@ -57,7 +57,9 @@ _AFTER = [("after_kind", c_uint32), ("reserved", c_uint32), ("after", c_void_p)]
 class Info(_Struct):
     _fields_ = (
         _HEAD
-        + _u32("n_layers", "n_kv_heads", "head_dim", "dtype", "chunk_tokens", "has_profile", "store_levels", "io_backend")
+        + _u32(
+            "n_layers", "n_kv_heads", "head_dim", "dtype", "chunk_tokens", "has_profile", "store_levels", "io_backend"
+        )
         + [("model", c_char_p), ("model_fingerprint_hex", c_char_p), ("profile_fingerprint_hex", c_char_p)]
         + _u32("gpu", "reserved")
         + [("gpu_reason", c_char_p)]
@@ -147,7 +149,9 @@ class Stats(_Struct):
         + _u64("saves_dropped_staging", "saves_dropped_lossy", "saves_dropped_unreachable", "saves_dropped_timed_out")
         + _u64("saves_dropped_failed", "staging_peak_bytes", "loads_shortened", "bytes_dropped")
         + _u64("predicted_kl_micronats", "lookups_skipped", "staging_bytes", "saves_dropped_incomplete")
-        + _u64("symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors", "chunks_encoded", "saves_dropped_overwritten")
+        + _u64(
+            "symbols_saturated", "chunks_decoded_on_gpu", "gpu_errors", "chunks_encoded", "saves_dropped_overwritten"
+        )
     )
 
     def as_dict(self):

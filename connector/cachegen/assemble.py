@@ -95,9 +95,9 @@ def _one_thread():
 def _round_rows(rows, scale, bits, inverse):
     """s16 [n][N]: rows [n][N] over scale, rounded so that what is rounded away is small where the data are large.
 
-    An encoder projects on rounded rows: d = row - rounded adds d' M d to a coefficient's variance, M the second moment of
-    the data; inverse [N][N] is that of M. Element by element, the error of one is made up for by the next ones (GPTQ:
-    Frantar et al., ICLR 2023, arXiv:2210.17323, algorithm 1)."""
+    An encoder projects on rounded rows: d = row - rounded adds d' M d to a coefficient's variance, M the second moment
+    of the data; inverse [N][N] is that of M. Element by element, the error of one is made up for by the next ones
+    (GPTQ: Frantar et al., ICLR 2023, arXiv:2210.17323, algorithm 1)."""
     left, result = rows.astype(np.float64), np.zeros(rows.shape, np.int16)
     upper = torch.linalg.cholesky(torch.from_numpy(inverse)).T.contiguous()
     factors = upper.numpy()
@@ -199,8 +199,8 @@ def _n_given(active, joint_square, rows, n_shared):
 
 
 def choose_fraction_bits(largest_shared):
-    """[level] of a joint matrix, each at most one more than the finer level's. largest_shared: [level] the largest shared
-    component, in the level's steps."""
+    """[level] of a joint matrix, each at most one more than the finer level's. largest_shared: [level] the largest
+    shared component, in the level's steps."""
     bits, most = [], FRACTION_BITS
     for largest in largest_shared:
         while most and largest * 2.0**most > 2.0**15 / GIVEN_MARGIN:
@@ -261,8 +261,8 @@ def plan_columns(transform, statistics, budget_bytes):
 
 
 def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_scale=None, query_mean=None):
-    """The Profile of a plan. by_scale: as count_by_scale() gives it, and query_mean, as a Profile has it, where blocks have
-    steps of their own; None: they don't."""
+    """The Profile of a plan. by_scale: as count_by_scale() gives it, and query_mean, as a Profile has it, where blocks
+    have steps of their own; None: they don't."""
     matrices, rows, shifts, refines = transform.matrices, [], [], []
     for level in range(N_LEVELS):
         for gm in transform.coded_matrices():

@@ -44,7 +44,8 @@ def _product_seconds(x, weights):
 
 
 def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
-    """dtype, or torch.float32 where a model runs clearly faster in it. config: the model's transformers configuration."""
+    """dtype, or torch.float32 where a model runs clearly faster in it. config: the model's transformers
+    configuration."""
     if torch.device(device).type != "cpu" or dtype == torch.float32:
         return dtype
     intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size

@@ -49,8 +49,8 @@ class Caches:
         return k, v
 
     def query_mean(self, contexts):
-        """f32 [n_layers][n_query_heads][head_dim] on the CPU, the mean of prefill_with_queries() over contexts that get()
-        has seen, in bf16's numbers as a profile keeps it; None: not to be had."""
+        """f32 [n_layers][n_query_heads][head_dim] on the CPU, the mean of prefill_with_queries() over contexts that
+        get() has seen, in bf16's numbers as a profile keeps it; None: not to be had."""
         means = [self.queries[context.name] for context in contexts]
         return None if any(mean is None for mean in means) else torch.stack(means).mean(0).bfloat16().float()
 

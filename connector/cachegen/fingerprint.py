@@ -5,11 +5,11 @@ fingerprint covers the weights and what of config.json enters the computation. b
 all programs that make fingerprints must agree. A difference that would not matter (a field added by a newer
 transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
-Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start, middle
-and end and once in SPACING_BYTES. Where tensors lie only safetensors files say; others are sampled as if each was one tensor.
-Other training changes all of a tensor and is seen; an edit of single bytes between samples is not, nor of a tensor that lies
-between two of them in such another file, except by weights_digest(): a store that wants to be certain has that in its
-model.json.
+Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start,
+middle and end and once in SPACING_BYTES. Where tensors lie only safetensors files say; others are sampled as if each
+was one tensor. Other training changes all of a tensor and is seen; an edit of single bytes between samples is not, nor
+of a tensor that lies between two of them in such another file, except by weights_digest(): a store that wants to be
+certain has that in its model.json.
 """
 
 import hashlib
@@ -97,7 +97,8 @@ def _header(file, path, size_bytes):
 
 
 def _tensors(header, data_at, size_bytes):
-    """The byte ranges of the tensors in their order in the file; where there is no header that can be read, all of it."""
+    """The byte ranges of the tensors in their order in the file; where there is no header that can be read, all of
+    it."""
     try:
         entries = json.loads(header)
         ranges = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
@@ -119,8 +120,8 @@ def _sample(digest, file, begin, end):
 def model_fingerprint(model_dir, deviations=None):
     """The 32 hex digits that identify the model in model_dir.
 
-    deviations says what an engine changes on top of the directory (rope overrides, quantization on the fly), as data that
-    as_text() can write; none is the directory as it is. Reads all weights up to WHOLE_BYTES: about a second a GiB.
+    deviations says what an engine changes on top of the directory (rope overrides, quantization on the fly), as data
+    that as_text() can write; none is the directory as it is. Reads all weights up to WHOLE_BYTES: about a second a GiB.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-model-1")
     whole = not weights_are_sampled(model_dir)
@@ -138,7 +139,8 @@ def model_fingerprint(model_dir, deviations=None):
 
 
 def weights_digest(model_dir):
-    """32 hex digits of every byte of the weights, whatever their size; config.json is not in it. About a second a GiB."""
+    """32 hex digits of every byte of the weights, whatever their size; config.json is not in it. About a second a
+    GiB."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"cachegen-whole-1")
     for path in _weight_files(model_dir):
         _hash_file(digest, path, True)

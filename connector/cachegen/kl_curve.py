@@ -1,9 +1,10 @@
 """What a chunk costs at a level: KL divergence of the tokens that follow, by its distance to the end of the prefix.
 
-The library plans loads by it (connector/quality.h); model.json holds it for each profile (codec/FORMAT.md, "The tree of a store").
-It is measured: a context is coded, whole or its last tokens only, and the model is asked what comes next. What a whole
-context costs at a level is measured on text that the profile was not made from, where there is enough of it: a profile fits
-its own texts, and at L3 most, so that theirs costs less than other text. Calibration text tells the shape alone then.
+The library plans loads by it (connector/quality.h); model.json holds it for each profile (codec/FORMAT.md, "The tree of
+a store"). It is measured: a context is coded, whole or its last tokens only, and the model is asked what comes next.
+What a whole context costs at a level is measured on text that the profile was not made from, where there is enough of
+it: a profile fits its own texts, and at L3 most, so that theirs costs less than other text. Calibration text tells the
+shape alone then.
 """
 
 import math
@@ -15,8 +16,8 @@ from .profile_file import N_LEVELS
 from .quality import score
 
 LAST = (64, 256, 512, 1024, 2048)  # tokens at the end that are coded while all before them are exact
-# L3. A model that computes in bf16 answers a little otherwise after any change, however small: at finer levels that is a
-# large part of what so few coded tokens seem to cost.
+# L3. A model that computes in bf16 answers a little otherwise after any change, however small: at finer levels that is
+# a large part of what so few coded tokens seem to cost.
 CURVE_LEVEL = 2
 N_CONTEXTS = 9
 LEAST_HELD_OUT = 3  # contexts; fewer say less of other text than calibration text does
@@ -75,8 +76,8 @@ def _concave(points):
 
 
 def fit(measured, held_out=()):
-    """The curve for model.json, of Costs; those of the longest contexts among them count. held_out: [KL by level] of other
-    text, at least LEAST_HELD_OUT of them, or none."""
+    """The curve for model.json, of Costs; those of the longest contexts among them count. held_out: [KL by level] of
+    other text, at least LEAST_HELD_OUT of them, or none."""
     whole = max(costs.n_tokens for costs in measured)
     measured = [costs for costs in measured if costs.n_tokens == whole]
     # Means: what a bound promises holds over many requests.

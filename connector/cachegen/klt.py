@@ -1,6 +1,7 @@
 """The transform of the lossy levels, and its calibration: un-RoPE, mean, Fisher weights, KLT over the channels of a
-matrix (K and V of a layer group, together or apart), DCT over 8 tokens. codec/FORMAT.md, "What the lossy levels mean", is the contract; this is its f32 twin in
-torch, for statistics and for measuring quality. Nothing here is kept per token: memory does not grow with the text.
+matrix (K and V of a layer group, together or apart), DCT over 8 tokens. codec/FORMAT.md, "What the lossy levels mean",
+is the contract; this is its f32 twin in torch, for statistics and for measuring quality. Nothing here is kept per
+token: memory does not grow with the text.
 """
 
 import math
@@ -118,8 +119,9 @@ class Moments:
         self.products = {}
 
     def add(self, x, fisher=None):
-        """x: [2][n_layers][n_tokens][C] without the sinks. fisher: [n_layers][2][C], as KvModel.fisher(). A context whose
-        continuation depends on it four times as much counts twice as much: one text is not to decide all weights."""
+        """x: [2][n_layers][n_tokens][C] without the sinks. fisher: [n_layers][2][C], as KvModel.fisher(). A context
+        whose continuation depends on it four times as much counts twice as much: one text is not to decide all
+        weights."""
         if self.center is None:
             self.center = x.mean(2, keepdim=True)
         x = x - self.center
@@ -188,8 +190,8 @@ def _layer_logarithms(measured, predicted):
 
 
 def layer_factors(measured, predicted):
-    """f32 [n_layers][2]: factors of the weights of each layer's K and V, from what their errors cost in contexts, measured
-    and as the weights say, [n_contexts][n_layers][2] both.
+    """f32 [n_layers][2]: factors of the weights of each layer's K and V, from what their errors cost in contexts,
+    measured and as the weights say, [n_contexts][n_layers][2] both.
 
     Drawn to 1 where the contexts do not agree: what the ratios have of noise (by leaving out each context in turn) is
     compared with all that they differ by."""
@@ -261,9 +263,9 @@ class Transform:
     def coefficients(self, x, g, m):
         """f32 [n_blocks][8][n_components] of matrix m of group g. x: [2][n_layers][n_tokens][C], from position 0.
         Tokens that are not coded (sinks, and what is missing from a last partial block) are made up, and a decoder
-        drops them: they are to cost little. Sinks become the mean of the rest of their block. A last partial block is filled
-        with its last token here; the C encoder fills it with the mean of its tokens, which costs a little less. Only
-        contexts that end within a block see the difference, in their last block's symbols."""
+        drops them: they are to cost little. Sinks become the mean of the rest of their block. A last partial block is
+        filled with its last token here; the C encoder fills it with the mean of its tokens, which costs a little less.
+        Only contexts that end within a block see the difference, in their last block's symbols."""
         mean, weight = (self.matrices.columns(a, g, m) for a in (self.mean, self.weight))
         y = self._project((self.matrices.rows(x, g, m) - mean) * weight, (g, m))
         rest = -len(y) % BLOCK_TOKENS

@@ -16,7 +16,8 @@ from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_co
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
 _FIRST_QUERIES = 64  # are left out of their mean: those tokens have little to attend to
-_ODD_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")  # arguments of what is no plain softmax of scores
+# Arguments of what is no plain softmax of scores.
+_ODD_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
 FISHER_DRAWS = 4  # continuations of a context: one is noisy, and the weights come from few contexts
 
 
@@ -45,8 +46,8 @@ def _refuse_by_config(config):
 class _MeanQueries:
     """Of a forward pass that runs while this is entered: the mean of what each head asks with.
 
-    The functions that transformers computes attention with are given the queries, rotated, whatever the model does to get
-    them. One is replaced, for the whole process."""
+    The functions that transformers computes attention with are given the queries, rotated, whatever the model does to
+    get them. One is replaced, for the whole process."""
 
     def __init__(self, model):
         config = text_config(model.model.config)
@@ -115,7 +116,9 @@ class KvModel:
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)
-        self.model = AutoModelForCausalLM.from_pretrained(model_dir, config=whole_config, dtype=dtype).eval().to(self.device)
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(model_dir, config=whole_config, dtype=dtype).eval().to(self.device)
+        )
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.weights_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
@@ -218,8 +221,8 @@ class KvModel:
         """What the errors of coded_k and coded_v cost: KL divergence over the tokens after the context, by layer and
         plane, f32 [n_layers][2].
 
-        Half its derivative by a factor of the errors of a layer's K or V, at 1: where KL grows with the square of an error,
-        these are shares that sum to it. One backward pass gives all.
+        Half its derivative by a factor of the errors of a layer's K or V, at 1: where KL grows with the square of an
+        error, these are shares that sum to it. One backward pass gives all.
         """
         with torch.no_grad():
             reference = self.log_probs(context, k, v)

@@ -81,8 +81,8 @@ def fill_transform(moments, matrices, model, progress, factors=None):
 
 @torch.no_grad()
 def layer_costs(model, context, k, v, transform, step):
-    """[n_layers][2], measured and as the weights say: what errors of a step cost after the first part of a context. What
-    follows that is other text than what the Fisher information is of."""
+    """[n_layers][2], measured and as the weights say: what errors of a step cost after the first part of a context.
+    What follows that is other text than what the Fisher information is of."""
     n = context.n * 2 // 3 // BLOCK_TOKENS * BLOCK_TOKENS
     part, k, v = Context(context.name, context.ids[: n + CONTINUATION], n), k[:, :n], v[:, :n]
     planes = Planes(model)
@@ -145,8 +145,9 @@ class Statistics:
 
 @torch.no_grad()
 def count_symbols(model, caches, contexts, transform, steps, progress):
-    """The Statistics of contexts, of symbols in the level's own step, whatever blocks' steps are: columns and components are
-    chosen by these. By blocks' own, the finest blocks would keep columns that cost a decoder more time than they save."""
+    """The Statistics of contexts, of symbols in the level's own step, whatever blocks' steps are: columns and
+    components are chosen by these. By blocks' own, the finest blocks would keep columns that cost a decoder more time
+    than they save."""
     planes, each = Planes(model), transform.coded_matrices()
     progress.start("scale of the coefficients")
     sample = pick(contexts, max(3, len(contexts) // 4))
@@ -213,7 +214,8 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     """The Profile of model, with fingerprint as its model's, from contexts. matrices: Matrices; steps: as parse_steps()
     gives them, or None, to find them on held_out; n_sinks: None to find them; share: of the weights' bytes, the file's
     at most; n_shared: components of each group for a joint matrix, as most_shared() allows, 0: none;
-    block_steps: blocks have steps of their own, where the model's queries can be had. Caches serve later profiles, too."""
+    block_steps: blocks have steps of their own, where the model's queries can be had. Caches serve later profiles,
+    too."""
     moments = calibrate(model, caches, contexts, matrices, progress)
     query_mean = caches.query_mean(contexts) if block_steps else None
     importance = None if query_mean is None else Importance(query_mean.to(model.device), model.rope)

@@ -113,8 +113,8 @@ def multiply_adds(profile, level):
 
 
 def n_near(measured, predicted, is_their_mean=False):
-    """How many of measured, KL of contexts, are near what is predicted. Where that is their mean, each is held against the
-    mean of the others: a context that is loaded had no part in it."""
+    """How many of measured, KL of contexts, are near what is predicted. Where that is their mean, each is held against
+    the mean of the others: a context that is loaded had no part in it."""
     if is_their_mean:
         return sum(n_near([kl], (sum(measured) - kl) / (len(measured) - 1)) for kl in measured)
     return sum(predicted / NEAR <= kl <= predicted * NEAR for kl in measured)
@@ -180,29 +180,31 @@ def parse_arguments(arguments):
     add("--report-contexts", type=count, default=9, help="held-out contexts measured, 0 for all (default %(default)s): "
         f"loads are planned by their KL, where {kl_curve.LEAST_HELD_OUT} or more have --tokens")  # fmt: skip
     add("--curve-contexts", type=count, default=kl_curve.N_CONTEXTS,
-        help="contexts that show what a chunk costs by its distance to the end, 0 for all (default %(default)s)")  # fmt: skip
+        help="contexts that show what a chunk costs by its distance to the end, 0 for all "
+        "(default %(default)s)")  # fmt: skip
     add("--contexts", type=count, default=1, help="contexts of each text, 0 for all (default %(default)s)")
     add("--prefer", choices=tuple(MAX_CHANNELS), default="bytes", help="fewer bytes, fewer multiply-adds, or fewest "
         f"bytes: a KLT is over {', '.join(map(str, MAX_CHANNELS.values()))} channels at most, a profile "
-        f"{', '.join(f'{100 * share:.0f} %%' for share in PROFILE_SHARE.values())} of the weights (default %(default)s)")  # fmt: skip
+        f"{', '.join(f'{100 * share:.0f} %%' for share in PROFILE_SHARE.values())} of the weights "
+        "(default %(default)s)")  # fmt: skip
     add("--group-layers", type=layers, help="layers that share a section (and a KLT): a number, or a list like 4,4,6 "
         "(default: by --prefer and the profile's size)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
         "joined where a layer of both is within --prefer's channels)")  # fmt: skip
-    add("--join", type=number_or_auto, default=AUTO, metavar="N", help="components of each group that one more KLT turns, "
-        f"over all groups: a multiple of {BAND}, 0 for none, or auto: by the model's size and how much text there is, none "
-        "with --prefer speed (default %(default)s)")  # fmt: skip
+    add("--join", type=number_or_auto, default=AUTO, metavar="N", help="components of each group that one more KLT "
+        f"turns, over all groups: a multiple of {BAND}, 0 for none, or auto: by the model's size and how much text "
+        "there is, none with --prefer speed (default %(default)s)")  # fmt: skip
     add("--sinks", type=int, choices=CHOICES, help="first tokens of a context that stay exact (default: the fewest "
         "that lose next to no quality on the calibration texts)")  # fmt: skip
-    add("--block-steps", action=argparse.BooleanOptionalAction, default=True, help="a step for each block of 8 tokens, by how "
-        "much of what follows depends on it (default: yes)")  # fmt: skip
+    add("--block-steps", action=argparse.BooleanOptionalAction, default=True, help="a step for each block of 8 tokens, "
+        "by how much of what follows depends on it (default: yes)")  # fmt: skip
     add("--steps", help='of L1, L2, L3, or, with klt, "auto": by the KL divergence of L2 '
                         f'(default {DEFAULT}; paper: {paper.STEPS})')  # fmt: skip
     add("--digest-weights", action="store_true", help="engines read all weights once, too, before they use the store")
     add("--device", default="cpu")
     add("--dtype", choices=tuple(DTYPES), help="of weights and caches (default: the model's)")
-    add("--compute-dtype", choices=tuple(DTYPES), help="to run the model in: K and V are rounded to --dtype all the same "
-        "(default: by a short measurement, fp32 where the CPU is slow in --dtype)")  # fmt: skip
+    add("--compute-dtype", choices=tuple(DTYPES), help="to run the model in: K and V are rounded to --dtype all the "
+        "same (default: by a short measurement, fp32 where the CPU is slow in --dtype)")  # fmt: skip
     add("--max-model-len", **MAX_MODEL_LEN)
     add("--memory-gib", type=float, default=4.0, help="for KV caches between the passes (default %(default)s)")
     add("--seed", type=int, default=1)
@@ -215,8 +217,8 @@ def number_or_auto(text):
 
 
 def shared_of(model, matrices, options, n_tokens):
-    """Components of each group for a joint matrix, from --join; n_tokens: to learn it from. ValueError: so many it cannot
-    be."""
+    """Components of each group for a joint matrix, from --join; n_tokens: to learn it from. ValueError: so many it
+    cannot be."""
     if options.join == AUTO:
         return 0 if options.prefer == "speed" else choose_shared(matrices, model.channels, n_tokens)
     most = most_shared(matrices, model.channels)
@@ -261,7 +263,9 @@ def run(options):
 
     caches = Caches(model, int(options.memory_gib * 2**30), options.seed)
     if is_paper:
-        profile = paper.make(model, fingerprint, caches, contexts, steps, options.group_layers, options.classes, progress)
+        profile = paper.make(
+            model, fingerprint, caches, contexts, steps, options.group_layers, options.classes, progress
+        )
     else:
         profile = make_profile(
             model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,

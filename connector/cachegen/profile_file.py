@@ -63,7 +63,8 @@ def n_fine(bits):
 
 @dataclass
 class Basis:
-    """Components as rows of integers over the channels of a matrix: element = multiple * number * 2^(shift - unit_bits)."""
+    """Components as rows of integers over the channels of a matrix: element = multiple * number * 2^(shift -
+    unit_bits)."""
 
     unit_bits: int
     shift: np.ndarray  # u8 [n_bands], a band is BAND components
@@ -122,7 +123,9 @@ class Basis:
             multiple.append(cursor.number("<u2"))
             _require(multiple[-1] >= 1 and multiple[-1] << (bits[-1] - 1) <= MAX_ELEMENT, "multiple of a component")
             numbers[i] = _take_numbers(cursor, bits[-1], n_channels)
-        return cls(unit_bits, np.array(shift, np.uint8), np.array(bits, np.uint8), np.array(multiple, np.uint16), numbers)
+        return cls(
+            unit_bits, np.array(shift, np.uint8), np.array(bits, np.uint8), np.array(multiple, np.uint16), numbers
+        )
 
 
 @dataclass
@@ -207,7 +210,8 @@ class Profile:
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
     joint: Joint = None  # without it all components of a group are its own
-    class_at: np.ndarray = None  # u8 [N_SCALES][n_classes]: a column's class in blocks of a scale; None: no steps by block
+    # u8 [N_SCALES][n_classes]: a column's class in blocks of a scale; None: no steps by block
+    class_at: np.ndarray = None
     query_mean: np.ndarray = None  # f32 [n_layers][n_query_heads][head_dim], of bf16 numbers; no heads: not known
     fingerprint: bytes = field(default=b"", compare=False)
 
@@ -364,7 +368,9 @@ def read_profile(data):
         _require(freq.min() >= 1 and int(freq.astype(int).sum()) == SCALE, "frequencies of a class")
         classes.append(SymbolClass(int(shift), freq))
     refine = cursor.take("<u2", n_classes, 3, 2) if nests else None
-    _require(not nests or (refine.min() >= 1 and refine.astype(int).sum(2).max() < SCALE), "frequencies of a refinement")
+    _require(
+        not nests or (refine.min() >= 1 and refine.astype(int).sum(2).max() < SCALE), "frequencies of a refinement"
+    )
     class_at = query_mean = None
     if version > 3:
         class_at = cursor.take("u1", N_SCALES, n_classes)
@@ -404,7 +410,10 @@ def _read_klt(cursor, sizes, n_matrices, n_classes, version, is_packed, has_join
     for level in range(N_LEVELS):
         if joint:
             columns = _read_columns(cursor, n_joint, n_classes)
-            _require(not any(len(c) for c, n in zip(columns, joint.n_given[level]) if n == 0), "joint columns that give nothing")
+            _require(
+                not any(len(c) for c, n in zip(columns, joint.n_given[level]) if n == 0),
+                "joint columns that give nothing",
+            )
             joint.class_of.append(columns)
         class_of.append([[_read_columns(cursor, n - n_shared, n_classes) for n, _ in of] for of in counts])
     if joint:

@@ -7,10 +7,11 @@ widened; the profile carries it, so that a decoder knows nothing of rope kinds.
 Surprises:
  1. YaRN and LongRoPE scale cos and sin, too. A factor passes through a rotation, so K without rotation has it, and the
     profile's means and weights are those of scaled K: nothing else needs to know it.
- 2. Where transformers lets the length of a prompt choose the rotation (LongRoPE, dynamic NTK), vLLM chooses once, for all
-    prompts. fix_rope() makes a configuration say what vLLM chooses, so that both compute the same.
- 3. The positions of an image are no plain ones under mrope. K comes back all the same, since the rotation that was undone
-    is done again, but it codes worse; so with a profile the vLLM plugin stores such prompts up to their first image.
+ 2. Where transformers lets the length of a prompt choose the rotation (LongRoPE, dynamic NTK), vLLM chooses once, for
+    all prompts. fix_rope() makes a configuration say what vLLM chooses, so that both compute the same.
+ 3. The positions of an image are no plain ones under mrope. K comes back all the same, since the rotation that was
+    undone is done again, but it codes worse; so with a profile the vLLM plugin stores such prompts up to their first
+    image.
 """
 
 import json
@@ -110,8 +111,8 @@ def _original_length(config, found):
 
 
 def longrope_factors(config, max_model_len=None):
-    """"long" or "short": which of LongRoPE's factors vLLM takes for a model of this length (None: for the length that it
-    takes when it is not told one); None: no layer has LongRoPE."""
+    """"long" or "short": which of LongRoPE's factors vLLM takes for a model of this length (None: for the length that
+    it takes when it is not told one); None: no layer has LongRoPE."""
     found = _parameters(config)[1]
     for one in [*_by_layer_type(found).values()] or [found]:
         if _kind(one) == "longrope":
@@ -122,8 +123,8 @@ def longrope_factors(config, max_model_len=None):
 
 
 def rope_deviations(config, max_model_len):
-    """What the length of an engine's prompts changes in the rotation, compared to an engine that is not told any; a part
-    of what model_fingerprint() takes. Empty: nothing."""
+    """What the length of an engine's prompts changes in the rotation, compared to an engine that is not told any; a
+    part of what model_fingerprint() takes. Empty: nothing."""
     factors = longrope_factors(config, max_model_len)
     return {"longrope": factors} if factors != longrope_factors(config) else {}
 
@@ -169,7 +170,8 @@ def _partial(config, found):
 
 
 def rope_of(config, head_dim):
-    """The Rope of a transformers configuration that fix_rope() has seen. Unsupported: a kind that this version refuses."""
+    """The Rope of a transformers configuration that fix_rope() has seen. Unsupported: a kind that this version
+    refuses."""
     found = _parameters(config)[1]
     if by_type := _by_layer_type(found):
         if missing := set(config.layer_types) - by_type.keys():

@@ -317,7 +317,8 @@ def run(options):
     progress.start("sizes of chunks that were held out")
     sizes = measure_sizes(model, source, profile, held_out, progress)
     report = {"profile": profile.fingerprint.hex(), "profile_bytes": len(data), "n_tokens": n_tokens,
-              "group_layers": matrices.groups, "planes": "joined" if matrices.is_joined else "apart", "levels": sizes}  # fmt: skip
+              "group_layers": matrices.groups, "planes": "joined" if matrices.is_joined else "apart",
+              "levels": sizes}  # fmt: skip
     print(f"profile {report['profile']}: {len(data):,} bytes, from {n_tokens} tokens; of {len(held_out)} other chunks:")
     for level, (bits, error_k, error_v) in enumerate(sizes, 1):
         print(f"L{level} {bits:8.4f} bits/element of symbols, relative error of K {error_k:.3f}, of V {error_v:.3f}")

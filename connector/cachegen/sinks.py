@@ -1,6 +1,6 @@
-"""How many first tokens of a context a profile keeps exact: many models park attention on the first one, whose K and V are
-like no other token's, and which all that follows depends on. Exact tokens cost a multiple of coded ones, so as few as
-quality allows.
+"""How many first tokens of a context a profile keeps exact: many models park attention on the first one, whose K and V
+are like no other token's, and which all that follows depends on. Exact tokens cost a multiple of coded ones, so as few
+as quality allows.
 """
 
 import torch

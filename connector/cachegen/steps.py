@@ -60,8 +60,8 @@ def _mean_divergence(model, transform, prepared, scales, step):
 
 @torch.no_grad()
 def find_steps(model, transform, contexts, progress, importance=None):
-    """Steps whose L2 has TARGET_KL over contexts, to two digits; as parse_steps(). importance: that blocks' steps are by;
-    None: blocks have one step."""
+    """Steps whose L2 has TARGET_KL over contexts, to two digits; as parse_steps(). importance: that blocks' steps are
+    by; None: blocks have one step."""
     prepared = prepare(model, model.prefill, contexts)
     scales = [importance and scales_of(importance.scale_index(x, transform.n_sinks)) for _, x, _ in prepared]
     step = _FIRST_GUESS

@@ -138,8 +138,8 @@ def pool(rows, of, n_classes):
 
 
 def refinement(pooled, classes):
-    """u16 [n_classes][3][2]: how each class's symbols refine those of a step three times as large (FORMAT.md, "A level given
-    the next coarser one"). pooled: of the columns that refine others, as pool() gives it."""
+    """u16 [n_classes][3][2]: how each class's symbols refine those of a step three times as large (FORMAT.md, "A level
+    given the next coarser one"). pooled: of the columns that refine others, as pool() gives it."""
     m = np.arange(N_EXACT)
     coarse = (m + 1) // 3
     index = np.choose(m - 3 * coarse + 1, [2, 0, 1])
@@ -177,12 +177,12 @@ def cluster(rows, shift, n_classes=192, n_rounds=12):
 
 
 def cluster_by_scale(counts, shift, n_classes=192):
-    """(classes, class of each column, class_at u8 [N_SCALES][n_classes]): counts f32 [N_SCALES][column][N_BINS] by the scale
-    of the block that symbols are in, shift [column].
+    """(classes, class of each column, class_at u8 [N_SCALES][n_classes]): counts f32 [N_SCALES][column][N_BINS] by the
+    scale of the block that symbols are in, shift [column].
 
-    What cluster() finds of all scales together, then in turns the class at each scale, the classes' frequencies, and the
-    columns' classes, each the cheapest that the others allow. Classes at a scale have the column's own shift: wide columns
-    are few, and their low bits cost as much whatever the shift."""
+    What cluster() finds of all scales together, then in turns the class at each scale, the classes' frequencies, and
+    the columns' classes, each the cheapest that the others allow. Classes at a scale have the column's own shift: wide
+    columns are few, and their low bits cost as much whatever the shift."""
     classes, of = cluster(counts.sum(0), shift, n_classes)
     n = len(classes)
     shifts = np.array([c.shift for c in classes])

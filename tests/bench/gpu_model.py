@@ -61,13 +61,16 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass, or project_ and whether it takes off, quantize_, spectra_, or coding_ and its step: [(address, opcode, rest, has a predicate)]} of sm_90."""
+    """{kind of pass, or project_ and whether it takes off, quantize_, spectra_, or coding_ and its step: [(address,
+    opcode, rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
         if match := re.match(r"\s*arch = (sm_\d+)", line):
             arch = match[1]
-        elif match := re.search(r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_|coding_)?kernel(?:IL[jb](\d)E)?)?", line):
+        elif match := re.search(
+            r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_|coding_)?kernel(?:IL[jb](\d)E)?)?", line
+        ):
             kind = (match[1] or "") + (match[2] or "") or None
         elif arch != "sm_90" or kind is None:
             continue
@@ -428,8 +431,8 @@ def projected(m):
 
 def projection(matrices, joint, code):
     """An encoder's spectra, projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels
-    at a time. What the link moves: K and V up, and rows of the joint matrix; down the K and V that the CPU checks it by,
-    symbols and their residues, and what the joint matrix is made of."""
+    at a time. What the link moves: K and V up, and rows of the joint matrix; down the K and V that the CPU checks it
+    by, symbols and their residues, and what the joint matrix is made of."""
     elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
     clocks = elements / 32 * code["spectrum"] / H100["issue_per_clock"]
     up, given_bytes = 2 * elements, 0
@@ -444,7 +447,9 @@ def projection(matrices, joint, code):
         made = sum(math.ceil(n / 32) for n in m["active"][0] + given) * TILE_TOKENS / 8 * code["symbol"]
         clocks += (4 * sum(n * code[kind] for kind, n in pieces.items()) + made) / H100["issue_per_clock"]
         if m in joint:
-            up += 4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
+            up += (
+                4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
+            )
         given_bytes += 4 * TILE_TOKENS / 8 * sum(given)
     cells = TILE_TOKENS / 8 * sum(sum(m["active"][0]) for m in matrices + joint)
     return {
@@ -559,8 +564,9 @@ def main():
         for level, of in report[name].items():
             inverse = of["inverse_klt"]
             print(
-                f"{'8B' if '8B' in name else 'profile':8}  {level:5}  {of['symbols']['GBps']:7}  {of['nested_symbols_GBps']:6}"
-                f"  {of.get('joint', {}).get('GBps', ''):5}  {inverse['GBps']:11}  {inverse['bound']:13}"
+                f"{'8B' if '8B' in name else 'profile':8}  {level:5}  {of['symbols']['GBps']:7}"
+                f"  {of['nested_symbols_GBps']:6}  {of.get('joint', {}).get('GBps', ''):5}"
+                f"  {inverse['GBps']:11}  {inverse['bound']:13}"
                 f"  {of['one_after_the_other_GBps']:4}  {of['nested_one_after_the_other_GBps']:6}"
                 f"  {inverse['macs_per_element_in_digits']}"
             )

@@ -1,16 +1,17 @@
 """Loads over real links: a store host and a serving host in two network namespaces, the store mounted through sshfs or
-Gluster, the link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context from
-there.
+Gluster, the link between them shaped by tbf at a constant rate or after a trace; the connector loads a real context
+from there.
 
-usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER... [--mbps 20,100,1000] [--trace FILE... --trace-scale 1]
-           [--levels 1,2] [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0]
+usage: link_bench.py --kv KV --profile PROFILE_DIR --driver [NAME=]DRIVER...
+           [--mbps 20,100,1000] [--trace FILE... --trace-scale 1] [--levels 1,2]
+           [--policies ttft_budget,paper] [--budget-ms 2000] [--at-once 1] [--rounds 5] [--delay-ms 0]
            [--warm] [--config JSON] [--over sshfs|gluster] [--json OUT]
 
 KV is capture_kv.py's; PROFILE_DIR a model's folder with model.json and profiles/. With several drivers (of builds that
-are to be compared) each round runs all of them, one after the other. Every load has a mount of its own, so nothing is in
-the client's page cache; the server's files are in the server's. Each has a connector of its own, too, which knows nothing
-of the link; with --warm it has loaded another context before. Needs root, sshd and sshfs; over Gluster, a volume of one
-brick on the store host, also glusterd (Debian's glusterfs-server).
+are to be compared) each round runs all of them, one after the other. Every load has a mount of its own, so nothing is
+in the client's page cache; the server's files are in the server's. Each has a connector of its own, too, which knows
+nothing of the link; with --warm it has loaded another context before. Needs root, sshd and sshfs; over Gluster, a
+volume of one brick on the store host, also glusterd (Debian's glusterfs-server).
 
 A row: medians with the least and the most of the rounds. Bytes are those that the client's end of the link received
 from before the look-up until shortly after the load's end, headers of all protocols included.
@@ -94,11 +95,17 @@ class GlusterLink(Link):
         path = lambda name: os.path.join(self._directory, name)  # noqa: E731
         os.makedirs(path("brick"))
         # All of a daemon's places are its own.
-        own = "for at in /run /var/lib/glusterd /var/log/glusterfs; do mount -t tmpfs none $at; done; mkdir /run/gluster"
+        own = (
+            "for at in /run /var/lib/glusterd /var/log/glusterfs; do mount -t tmpfs none $at; done; mkdir /run/gluster"
+        )
         command = self._in(self._server_ns, "unshare", "-m", "sh", "-c", f'{own}; exec glusterd -N -l "$1"', "sh")
         with open(path("glusterd.out"), "w") as output:
             self._glusterd = subprocess.Popen(
-                [*command, path("glusterd.log")], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                [*command, path("glusterd.log")],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         deadline = time.monotonic() + 60
         while self._gluster("pool", "list").returncode != 0:
@@ -184,7 +191,8 @@ class Driver:
 
     def load(self, root, config, budget_ms, level, shaped, received_bytes, warm=False):
         config = json.dumps({**config, "root": root})
-        command = [self.path, "load", self.arguments.kv, config, str(self.arguments.at_once), "1", str(budget_ms), str(level)]
+        numbers = [str(n) for n in (self.arguments.at_once, 1, budget_ms, level)]
+        command = [self.path, "load", self.arguments.kv, config, *numbers]
         if warm:
             command.append("warm")
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -251,8 +259,16 @@ def run(link, drivers, arguments, directory, out):
                     samples.setdefault((driver.name, policy, level), []).append(sample)
         for (name, policy, level), list_of in samples.items():
             place_name = place if kind == "mbps" else os.path.splitext(os.path.basename(place))[0]
-            row = {"driver": name, "over": arguments.over, kind: place_name, "delay_ms": arguments.delay_ms, "at_once": arguments.at_once,
-                   "budget_ms": arguments.budget_ms, "policy": policy if level < 0 else f"L{level}", **row_of(list_of)}
+            row = {
+                "driver": name,
+                "over": arguments.over,
+                kind: place_name,
+                "delay_ms": arguments.delay_ms,
+                "at_once": arguments.at_once,
+                "budget_ms": arguments.budget_ms,
+                "policy": policy if level < 0 else f"L{level}",
+                **row_of(list_of),
+            }
             print(json.dumps(row), flush=True)
             out.append(row)
 

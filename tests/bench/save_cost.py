@@ -1,21 +1,22 @@
 """What saves cost the engine: tokens that vLLM decodes a second, alternately with saves in the background and without.
 
 usage: PYTHONPATH=connector CG_MODEL_DIR=DIR CG_BUILD_DIR=DIR "$CG_ENGINE_PYTHON" tests/bench/save_cost.py
-           [--profile PROFILE_DIR] [--store DIR] [--rounds 20] [--minutes 6] [--prompts 4] [--tokens 48] [--threads CPUS]
-           [--encode-nice 19]
+           [--profile PROFILE_DIR] [--store DIR] [--rounds 20] [--minutes 6] [--prompts 4] [--tokens 48]
+           [--threads CPUS] [--encode-nice 19]
 
-PROFILE_DIR is a model's folder with model.json and profiles/, made in bf16 (python -m cachegen.profile; the demo leaves one).
-Without it a hasty one is made first, which takes about a minute.
-A measurement: prompts of 1,000 tokens come at once, none of which is stored. From the step on in which the last of them is
-computed, until the first answer is complete, tokens and time count: there all answers are decoded together, and with saves
-on the library encodes and writes the prompts' K and V meanwhile. With saves off the same engine looks up as before, and
-stores nothing. --tokens should be so many that saves are under way in most of the steps, as "of steps" shows.
+PROFILE_DIR is a model's folder with model.json and profiles/, made in bf16 (python -m cachegen.profile; the demo leaves
+one). Without it a hasty one is made first, which takes about a minute.
+A measurement: prompts of 1,000 tokens come at once, none of which is stored. From the step on in which the last of them
+is computed, until the first answer is complete, tokens and time count: there all answers are decoded together, and with
+saves on the library encodes and writes the prompts' K and V meanwhile. With saves off the same engine looks up as
+before, and stores nothing. --tokens should be so many that saves are under way in most of the steps, as "of steps"
+shows.
 
-A round is both, in turns of which comes first. Printed are tokens a second by round, then the median of the rounds' ratios
-with quartiles and extremes; the same of tokens by CPU second of the engine's own threads, which are all but the library's:
-that is what caches and memory cost, where the first is also what CPUs cost that encode; and how much of one CPU the encoders
-had. The first round, in which everything is cold, does not count. No round begins after --minutes. The store is in the page
-cache. On a machine that does other things the figures say nothing: the load is printed.
+A round is both, in turns of which comes first. Printed are tokens a second by round, then the median of the rounds'
+ratios with quartiles and extremes; the same of tokens by CPU second of the engine's own threads, which are all but the
+library's: that is what caches and memory cost, where the first is also what CPUs cost that encode; and how much of one
+CPU the encoders had. The first round, in which everything is cold, does not count. No round begins after --minutes. The
+store is in the page cache. On a machine that does other things the figures say nothing: the load is printed.
 """
 
 import argparse
@@ -122,7 +123,9 @@ def main():
             if off.share:
                 sys.exit("save_cost: saves were under way with saves off")
             rates = [of_one.n_tokens / of_one.seconds for of_one in (on, off)]
-            text = f"round {n}: {rates[1]:7.1f} tokens/s without saves, {rates[0]:7.1f} with, in {on.share:4.0%} of steps"
+            text = (
+                f"round {n}: {rates[1]:7.1f} tokens/s without saves, {rates[0]:7.1f} with, in {on.share:4.0%} of steps"
+            )
             text += f": {rates[0] / rates[1]:.3f}; load {os.getloadavg()[0]:.1f}"
             print(text if n else f"{text} (does not count)", flush=True)
             if n:
@@ -137,7 +140,9 @@ def main():
     print(f"tokens a second, with saves over without:     {spread(by_wall)}")
     print(f"tokens by CPU second of the engine, the same: {spread(by_cpu)}")
     print(f"CPUs that the library had meanwhile:          {spread(encoders)}")
-    saved = {name: value for name, value in stats.items() if value and name.startswith(("chunks_saved", "saves_dropped"))}
+    saved = {
+        name: value for name, value in stats.items() if value and name.startswith(("chunks_saved", "saves_dropped"))
+    }
     print(f"saved: {saved}", flush=True)
 
 

@@ -161,7 +161,9 @@ class CgtoolTest(unittest.TestCase):
         self.run_tool("verify", "--decode", folder)
         profile, chunk = os.path.join(folder, "profile.cgp"), os.path.join(folder, "bf16-0-L1.kv")
         joint = json.loads(self.run_tool("info", "--json", profile).stdout)["joint"]
-        self.assertEqual((joint["n_shared"], joint["fraction_bits"], joint["n_components"]), (32, {"L1": 2, "L2": 3, "L3": 4}, 56))
+        self.assertEqual(
+            (joint["n_shared"], joint["fraction_bits"], joint["n_components"]), (32, {"L1": 2, "L2": 3, "L3": 4}, 56)
+        )
         self.assertEqual(joint["n_given"]["L3"], [22, 19, 16, 14, 11, 8, 0, 0])
         self.assertEqual(len(joint["n_active"]["L2"]), 8)
         self.assertIn("given to 1/4, 1/8, 1/16 of a step", self.run_tool("info", profile).stdout)
@@ -215,7 +217,9 @@ class CgtoolTest(unittest.TestCase):
         self.assertFalse(json.loads(done.stdout)["ok"])
         write(self.path("cut.kv"), data[:200])
         self.assertIn("truncated", self.run_tool("info", self.path("cut.kv"), want=1).stderr)
-        self.assertIn("not a file of this kind", self.run_tool("info", os.path.join(GOLDEN, "..", "README"), want=1).stderr)
+        self.assertIn(
+            "not a file of this kind", self.run_tool("info", os.path.join(GOLDEN, "..", "README"), want=1).stderr
+        )
 
     def test_info_escapes_what_does_not_print(self):
         data = bytearray(read(PROFILE))
@@ -244,7 +248,8 @@ class CgtoolTest(unittest.TestCase):
         result = json.loads(done.stdout)
         self.assertEqual((result["ok"], result["files"], result["bad"]), (False, n_files, 2))
         self.assertEqual(
-            sorted(os.path.basename(r["path"]) for r in result["results"] if not r["ok"]), ["bf16-0-L0.kv", "profile.cgp"]
+            sorted(os.path.basename(r["path"]) for r in result["results"] if not r["ok"]),
+            ["bf16-0-L0.kv", "profile.cgp"],
         )
         self.assertEqual(done.stderr.count("\n"), 2)
         self.assertIn("2 bad", self.run_tool("verify", self.path("store"), want=1).stdout)
@@ -312,8 +317,13 @@ class CgtoolTest(unittest.TestCase):
             out = self.path(level)
             result = json.loads(self.encode(tensors, out, "--json", "--salt", "tenant", level=level).stdout)
             self.assertEqual(sorted(os.listdir(out)), ["00000.kv", "00001.kv", "00002.kv"])
-            self.assertEqual([(c["first_position"], c["n_tokens"]) for c in result["chunks"]], [(0, 256), (256, 256), (512, 88)])
-            about = [json.loads(line) for line in self.run_tool("info", "--json", *(c["path"] for c in result["chunks"])).stdout.splitlines()]
+            self.assertEqual(
+                [(c["first_position"], c["n_tokens"]) for c in result["chunks"]], [(0, 256), (256, 256), (512, 88)]
+            )
+            about = [
+                json.loads(line)
+                for line in self.run_tool("info", "--json", *(c["path"] for c in result["chunks"])).stdout.splitlines()
+            ]
             self.assertEqual(about[1]["parent"], about[0]["key"])
             self.assertEqual(about[2]["parent"], about[1]["key"])
             self.run_tool("decode", "--profile", PROFILE, "--json", out, self.path("out.safetensors"))
@@ -410,7 +420,9 @@ class CgtoolTest(unittest.TestCase):
         other_shape = dict(tensors, V=("BF16", [LAYERS, 9, HEADS * DIM], tensors["V"][2]))
         nan = dict(tensors, K=("BF16", tensors["K"][1], b"\xc0\x7f" + tensors["K"][2][2:]))
         negative = dict(tensors, tokens=("I32", [9], struct.pack("<9i", *([-1] * 9))))
-        wide = dict(tensors, K=("BF16", [LAYERS, 9, 1, 16], tensors["K"][2]), V=("BF16", [LAYERS, 9, 1, 16], tensors["V"][2]))
+        wide = dict(
+            tensors, K=("BF16", [LAYERS, 9, 1, 16], tensors["K"][2]), V=("BF16", [LAYERS, 9, 1, 16], tensors["V"][2])
+        )
         no_v = {"K": tensors["K"], "tokens": tensors["tokens"]}
         for bad in (other_shape, nan, negative, wide, no_v):
             done = self.encode(bad, self.path("out.kv"), want=1)
@@ -478,7 +490,9 @@ class CgtoolTest(unittest.TestCase):
                 self.assertEqual(read(os.path.join(out, name)), data)
                 self.assertEqual((data[8], len(data) % 16), (3, 0))
         self.run_tool("decode", "--profile", profile, self.path("L1"), self.path("out.safetensors"))
-        self.assertEqual(struct.unpack("<300q", read_safetensors(self.path("out.safetensors"))["tokens"][2]), tuple(tokens))
+        self.assertEqual(
+            struct.unpack("<300q", read_safetensors(self.path("out.safetensors"))["tokens"][2]), tuple(tokens)
+        )
         damaged = bytearray(read(self.path("L3/00001.kv")))
         header_bytes, token_bytes, n_tokens = struct.unpack_from("<12xI10xB13xI", damaged)
         end = header_bytes + token_bytes * n_tokens  # of the first section

@@ -267,7 +267,8 @@ def from_bits(bits, dtype):
     return bits.astype("<u2" if dtype == FP16 else "<u4").view(np.float16 if dtype == FP16 else np.float32)
 
 
-# --- exact arithmetic: what version 3 fixes bit by bit ------------------------------------------------------------------
+# --- exact arithmetic: what version 3 fixes bit by bit
+# ------------------------------------------------------------------
 
 
 def two_sum(a, b):
@@ -383,7 +384,9 @@ class Profile:
         self.n_layers, self.n_kv_heads, self.head_dim, _, n_planes = fields.take("HHHBB")
         self.preset = fields.take("16s").rstrip(b"\0")
         channel, token, rope, self.is_packed = fields.take("BBBB")
-        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, has_joint = fields.take("HHHHBBBB")
+        self.rotary_dim, self.n_sinks, n_groups, n_classes, n_ropes, self.nests, self.joined, has_joint = fields.take(
+            "HHHHBBBB"
+        )
         require(n_planes == 2 and has_joint <= (self.version == 4), "profile header")
         require(self.is_packed <= (channel == 1 and self.version == 1), "narrow components")
         require(self.joined <= (channel == 1 and self.version >= 2), "planes")
@@ -609,7 +612,9 @@ class Chunk:
         require(table[0][:3] == (1, 0, 0) and order == sorted(set(order)), "order of the sections")
         tokens = self.sections[1, 0, 0]
         require(len(tokens) == token_bytes * self.n_tokens, "tokens")
-        self.tokens = [int.from_bytes(tokens[i : i + token_bytes], "little") for i in range(0, len(tokens), token_bytes)]
+        self.tokens = [
+            int.from_bytes(tokens[i : i + token_bytes], "little") for i in range(0, len(tokens), token_bytes)
+        ]
         if xxhash is not None:
             require(xxhash.xxh3_64_intdigest(data[:152] + data[160:header_bytes]) == checksum, "header checksum")
             ids = struct.pack(f"<{self.n_tokens}I", *self.tokens)

@@ -45,7 +45,11 @@ class ArithmeticTest(unittest.TestCase):
         fma = c_function("fma", ctypes.c_double)
         for a, b, c in operands(np.random.default_rng(1)):
             self.same(reader.fma(a, b, c), fma(a, b, c), np.int64)
-        tiny = np.array([1e-200, 3e-300, 5e-324, 0.0]), np.array([1e-120, -1e-10, 0.5, 1.0]), np.array([1.0, 1e-310, 0.0, 0.0])
+        tiny = (
+            np.array([1e-200, 3e-300, 5e-324, 0.0]),
+            np.array([1e-120, -1e-10, 0.5, 1.0]),
+            np.array([1.0, 1e-310, 0.0, 0.0]),
+        )
         self.same(reader.fma(*tiny), fma(*tiny), np.int64)
 
     def test_f32_is_rounded_once(self):
@@ -58,7 +62,9 @@ class ArithmeticTest(unittest.TestCase):
         c = rng.choice([-1, 1], N) * 2.0 ** rng.integers(-40, 30, N)
         of = [x.astype(np.float32) for x in (a, b, c)]
         self.same(reader.fmaf(*of), fmaf(*of), np.int32)
-        self.assertGreater(np.count_nonzero((of[0].astype(float) * of[1] + of[2]).astype(np.float32) != reader.fmaf(*of)), 0)
+        self.assertGreater(
+            np.count_nonzero((of[0].astype(float) * of[1] + of[2]).astype(np.float32) != reader.fmaf(*of)), 0
+        )
 
     def test_angles_are_turned_as_far_as_f32_goes(self):
         angle = np.random.default_rng(3).random(50000) * np.repeat([1e-3, 1.0, 100.0, 65536 * 16.0, -7.0], 10000)

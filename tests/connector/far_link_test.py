@@ -1,5 +1,5 @@
-"""A store over a real network: sshfs between two network namespaces, shaped to 20 Mbit/s with 10 ms of round trip. What is
-loaded from there is, byte by byte, what is loaded from the store itself, for one request and for several at once.
+"""A store over a real network: sshfs between two network namespaces, shaped to 20 Mbit/s with 10 ms of round trip. What
+is loaded from there is, byte by byte, what is loaded from the store itself, for one request and for several at once.
 
 The short form of tests/bench/link_bench.py, whose parts it uses. No time is asserted on.
 
@@ -89,7 +89,9 @@ class FarLinkTest(unittest.TestCase):
 if __name__ == "__main__":
     if os.geteuid() != 0:
         skip("not root")
-    missing = [name for name in ("ip", "tc", "nsenter", "sshfs", "ssh-keygen", "ssh-keyscan") if shutil.which(name) is None]
+    missing = [
+        name for name in ("ip", "tc", "nsenter", "sshfs", "ssh-keygen", "ssh-keyscan") if shutil.which(name) is None
+    ]
     if missing or shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
         skip(f"no {' '.join(missing) or 'sshd'}")
     with tempfile.TemporaryDirectory(prefix="cg-far-link-") as directory:

@@ -26,8 +26,8 @@ class FingerprintTest(unittest.TestCase):
         self.folder = folder.name
 
     def write(self, name, n_bytes, tensors=None, at=None, byte=b"\1"):
-        """A model with one sparse file of weights, whose bytes are 0 but for one; its fingerprint. tensors: name -> (begin,
-        end); without it the file is no safetensors."""
+        """A model with one sparse file of weights, whose bytes are 0 but for one; its fingerprint. tensors: name ->
+        (begin, end); without it the file is no safetensors."""
         directory = os.path.join(self.folder, name)
         os.makedirs(directory, exist_ok=True)
         head = b""

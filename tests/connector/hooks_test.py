@@ -230,7 +230,9 @@ class SaveTest(unittest.TestCase):
 
     def setUp(self):
         self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
-        cg = types.SimpleNamespace(save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str)
+        cg = types.SimpleNamespace(
+            save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str
+        )
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
@@ -244,7 +246,8 @@ class SaveTest(unittest.TestCase):
 
     def step(self, *from_tokens, req_id="r"):
         plans = [
-            SavePlan(req_id, array.array("I"), b"", b"", at, at + 64, 0, False, [1], None, number=1 + at) for at in from_tokens
+            SavePlan(req_id, array.array("I"), b"", b"", at, at + 64, 0, False, [1], None, number=1 + at)
+            for at in from_tokens
         ]
         metadata = Metadata(saves=plans)
         self.worker.submit(metadata)
@@ -686,7 +689,9 @@ class AdapterTest(unittest.TestCase):
 class StartTest(unittest.TestCase):
     def start(self, reason, **extra):
         config = types.SimpleNamespace(
-            kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute"),
+            kv_transfer_config=types.SimpleNamespace(
+                kv_connector_extra_config=extra, kv_load_failure_policy="recompute"
+            ),
             cache_config=types.SimpleNamespace(block_size=16),
         )
         with mock.patch("cachegen.vllm.connector.Library", side_effect=reason):
@@ -848,7 +853,9 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual(set(re.findall(r"\bvllm:cachegen_\w+", readme)) - {*told, "vllm:cachegen_"}, set())
 
     def test_what_was_observed_adds_up_and_stays_out_of_the_log(self):
-        both = Stats(data={"observed": {"a": [1], "b": [2]}}).aggregate(Stats(data={"loads": 1, "observed": {"a": [3]}}))
+        both = Stats(data={"observed": {"a": [1], "b": [2]}}).aggregate(
+            Stats(data={"loads": 1, "observed": {"a": [3]}})
+        )
         self.assertEqual(both.data["observed"], {"a": [1, 3], "b": [2]})
         self.assertEqual(both.reduce(), {"loads": 1})
 
@@ -885,7 +892,9 @@ class OutageTest(unittest.TestCase):
         self.assertEqual(shown(), {"up": 1})
 
     def test_states_pass_through_vllms_sums(self):
-        both = Stats(data={"loads": 1, "state": {"worker": "up"}}).aggregate(Stats(data={"state": {"scheduler": "error"}}))
+        both = Stats(data={"loads": 1, "state": {"worker": "up"}}).aggregate(
+            Stats(data={"state": {"scheduler": "error"}})
+        )
         self.assertEqual(both.data["state"], {"worker": "up", "scheduler": "error"})
         self.assertEqual(both.reduce(), {"loads": 1, "scheduler_down": "error"})
         self.assertFalse(Stats(data={"state": {"worker": "up"}}).is_empty())
@@ -894,7 +903,8 @@ class OutageTest(unittest.TestCase):
     def test_what_fails_for_a_while_is_the_reason_until_it_works(self):
         progress = abi.Progress(done=1, copied=1, loaded_tokens=32)
         cg = types.SimpleNamespace(
-            load_poll=lambda _: progress, save_poll=lambda _: progress, load_free=lambda _: None, save_free=lambda _: None,
+            load_poll=lambda _: progress, save_poll=lambda _: progress,
+            load_free=lambda _: None, save_free=lambda _: None,
             strerror=str, get_stats=lambda: types.SimpleNamespace(as_dict=lambda: {"staging_bytes": 7}),
         )  # fmt: skip
         worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)

@@ -126,8 +126,12 @@ def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0
     statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
     plan, by_scale = plan_columns(transform, statistics, budget_bytes), None
     if importance:
-        by_scale = count_by_scale(model, caches, ["one"], transform, steps, plan, statistics.histograms, importance, Quiet())
-    profile = assemble(model, "5a" * 16, transform, statistics.histograms, plan, steps, 48 if importance else 12, by_scale, query_mean)
+        by_scale = count_by_scale(
+            model, caches, ["one"], transform, steps, plan, statistics.histograms, importance, Quiet()
+        )
+    profile = assemble(
+        model, "5a" * 16, transform, statistics.histograms, plan, steps, 48 if importance else 12, by_scale, query_mean
+    )
     return profile, transform, x
 
 
@@ -604,7 +608,15 @@ class BlockStepsTest(unittest.TestCase):
 
     def test_scales_are_those_of_the_format(self):
         rope = Rope("", 2, torch.tensor([0.7], dtype=torch.float64))
-        for n_tokens, n_sinks, size in ((256, 0, 3), (250, 2, 3), (43, 8, 3), (13, 4, 1), (256, 4, 40), (8, 8, 3), (10, 8, 3)):
+        for n_tokens, n_sinks, size in (
+            (256, 0, 3),
+            (250, 2, 3),
+            (43, 8, 3),
+            (13, 4, 1),
+            (256, 4, 40),
+            (8, 8, 3),
+            (10, 8, 3),
+        ):
             query_mean, x = queries(size=size), flat(correlated())[:, :, :n_tokens]
             found = Importance(query_mean, rope).scale_index(x, n_sinks).tolist()
             self.assertEqual(found, self.as_the_format_says(query_mean, rope, x, n_sinks), (n_tokens, n_sinks))
@@ -614,10 +626,15 @@ class BlockStepsTest(unittest.TestCase):
     def test_a_chunk_does_not_know_the_others(self):
         importance, x = Importance(queries(), NO_ROPE), flat(correlated())
         whole = importance.scale_index(x, 2)
-        parts = [importance.scale_index(x[:, :, at : at + CHUNK_TOKENS], max(2 - at, 0)) for at in range(0, N_TOKENS, CHUNK_TOKENS)]
+        parts = [
+            importance.scale_index(x[:, :, at : at + CHUNK_TOKENS], max(2 - at, 0))
+            for at in range(0, N_TOKENS, CHUNK_TOKENS)
+        ]
         self.assertEqual(whole.tolist(), torch.cat(parts).tolist())
         np.testing.assert_array_equal(scales_of(torch.arange(N_SCALES)).numpy(), SCALES)
-        self.assertEqual([float(s).hex()[:10] for s in SCALES[::2]], ["0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6"])
+        self.assertEqual(
+            [float(s).hex()[:10] for s in SCALES[::2]], ["0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6"]
+        )
 
     def test_errors_are_those_of_the_blocks_steps(self):
         transform, x, _ = calibrated(True)
@@ -626,7 +643,9 @@ class BlockStepsTest(unittest.TestCase):
         same = transform.coded(x, steps, scales=torch.ones(N_TOKENS // 8))
         self.assertTrue(torch.equal(same, transform.coded(x, steps)))
         out = transform.coded(x, steps, scales=scales_of(index))
-        error = ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().mean((0, 1, 3)).unflatten(0, (-1, 8))
+        error = (
+            ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().mean((0, 1, 3)).unflatten(0, (-1, 8))
+        )
         for i in range(N_SCALES):
             size = error[1:][index[1:] == i].mean().sqrt().item() / (0.01 * SCALES[i])
             self.assertLess(abs(size - 12**-0.5), 0.03, f"scale {i}")
@@ -706,7 +725,9 @@ class BlockStepsTest(unittest.TestCase):
         pooled = np.zeros((len(classes), N_BINS))
         np.add.at(pooled, of, sum(counts))
         own = (pooled @ costs.T + 1e9 * np.array([[c.shift != d.shift for d in classes] for c in classes]))[used]
-        np.testing.assert_allclose(own[np.arange(len(used)), class_at[0][used]], own.min(1), err_msg="unseen: that of all")
+        np.testing.assert_allclose(
+            own[np.arange(len(used)), class_at[0][used]], own.min(1), err_msg="unseen: that of all"
+        )
 
 
 class SinksTest(unittest.TestCase):
@@ -733,7 +754,9 @@ class SinksTest(unittest.TestCase):
         k, v = correlated()
         k[:, 0] += 1.0  # half a step at most is lost
         model = types.SimpleNamespace(**vars(MODEL))
-        model.log_probs = lambda context, k, v: torch.stack([k[:, 0].mean(), k[:, 1:].mean() * 0]).expand(3, 2).log_softmax(-1)
+        model.log_probs = lambda context, k, v: (
+            torch.stack([k[:, 0].mean(), k[:, 1:].mean() * 0]).expand(3, 2).log_softmax(-1)
+        )
         context = types.SimpleNamespace(ids=torch.zeros(5, dtype=torch.int64), n=2)
         caches = types.SimpleNamespace(get=lambda context: (k, v))
         found = sinks.divergences(model, transform, caches, [context], 5.0, Quiet())

@@ -322,7 +322,11 @@ class KvLayoutTest(unittest.TestCase):
                 spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=dtype)
                 self.assertRaisesRegex(Unsupported, f"KV cache of {dtype}", check_attention, spec)
         fp8 = {name: OnGpu(torch.zeros(N_BLOCKS, 2, 16, 128, dtype=torch.uint8)) for name in names}
-        for cache_dtype, backend in (("nvfp4", "FLASHINFER"), ("fp8_per_token_head", "TRITON_ATTN"), ("fp8_e5m2", "TRITON_ATTN")):
+        for cache_dtype, backend in (
+            ("nvfp4", "FLASHINFER"),
+            ("fp8_per_token_head", "TRITON_ATTN"),
+            ("fp8_e5m2", "TRITON_ATTN"),
+        ):
             with self.subTest(cache_dtype=cache_dtype), self.assertRaisesRegex(Unsupported, cache_dtype):
                 kv_layout(fp8, engine(fp8, backend, cache_dtype))
         computed = engine(fp8, cache_dtype="fp8")

@@ -45,7 +45,8 @@ CONFIG = {
     "max_position_embeddings": 512, "rope_theta": 10000.0,
 }  # fmt: skip
 LONGROPE = {
-    "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 128,
+    "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 128,
 }  # fmt: skip
 
 
@@ -100,7 +101,9 @@ class ModelKeyTest(unittest.TestCase):
             "another config": self.key(path, config_path=other),
             "function": self.key(path, function=change),
             "quantized on the fly": self.key(path, quantization="fp8"),
-            "by a name that says little": self.key(path, quantization="online", quantization_config=QuantizationConfigArgs()),
+            "by a name that says little": self.key(
+                path, quantization="online", quantization_config=QuantizationConfigArgs()
+            ),
             **{
                 f"{kind} {method}": self.key(
                     path, quantization="online", quantization_config=QuantizationConfigArgs(**{kind: method})
@@ -120,7 +123,9 @@ class ModelKeyTest(unittest.TestCase):
         path = self.directory(quantization_config={"quant_method": "awq", "bits": 4})
         as_it_is = dict(quantization="awq", quantization_config=None)
         self.assertEqual(self.key(path, **as_it_is), model_fingerprint(path))
-        found = {self.key(path, **as_it_is | {"quantization_config": {"moe": moe}}) for moe in ("mxfp8", "fp8_per_tensor")}
+        found = {
+            self.key(path, **as_it_is | {"quantization_config": {"moe": moe}}) for moe in ("mxfp8", "fp8_per_tensor")
+        }
         self.assertEqual(len(found | {model_fingerprint(path)}), 3)
 
     def test_of_two_sets_of_weights_in_a_directory_it_counts_which_one_is_loaded(self):
@@ -139,7 +144,9 @@ class ModelKeyTest(unittest.TestCase):
                 engine = self.engine(path, cache=dict(cache_dtype=cache_dtype), dtype=dtype)
                 self.assertEqual(deviations(engine, torch.uint8), {})
         for cache_dtype in ("nvfp4", "fp8_per_token_head"):
-            self.assertIn("cache_dtype", deviations(self.engine(path, cache=dict(cache_dtype=cache_dtype)), torch.uint8))
+            self.assertIn(
+                "cache_dtype", deviations(self.engine(path, cache=dict(cache_dtype=cache_dtype)), torch.uint8)
+            )
 
     def test_what_an_override_function_does_counts_and_not_where_it_lies(self):
         path = self.directory()
@@ -161,7 +168,9 @@ class ModelKeyTest(unittest.TestCase):
         self.assertEqual(of[512], model_fingerprint(path, {"longrope": "long"}))
         self.assertNotEqual(of[128], of[129])
         nested = self.directory(
-            "nested", rope_parameters={"full_attention": {**LONGROPE, "rope_theta": 1e4}}, original_max_position_embeddings=128
+            "nested",
+            rope_parameters={"full_attention": {**LONGROPE, "rope_theta": 1e4}},
+            original_max_position_embeddings=128,
         )
         self.assertIn("longrope", deviations(self.engine(nested), torch.bfloat16))
 
@@ -174,7 +183,15 @@ class ModelKeyTest(unittest.TestCase):
         self.assertNotIn("0x", as_text([object(), lambda: 0, torch.bfloat16]))
 
     def test_text_of_a_value_tells_all_of_it(self):
-        values = [{1, 2}, {1, 3}, b"a", b"b", torch.bfloat16, torch.float16, *(types.SimpleNamespace(x=x) for x in (1, 2))]
+        values = [
+            {1, 2},
+            {1, 3},
+            b"a",
+            b"b",
+            torch.bfloat16,
+            torch.float16,
+            *(types.SimpleNamespace(x=x) for x in (1, 2)),
+        ]
         self.assertEqual(len({as_text(value) for value in values}), len(values))
 
 
@@ -220,12 +237,18 @@ class ImageKeyTest(unittest.TestCase):
     def test_what_only_rounds_or_says_where_is_not_in_it(self):
         self.assertEqual(self.key(), "")
         for name, value in (
-            ("mm_processor_kwargs", {"device": "cuda"}), ("mm_device_do_normalize", False), ("mm_processor_cache_gb", 1),
+            ("mm_processor_kwargs", {"device": "cuda"}), ("mm_device_do_normalize", False),
+            ("mm_processor_cache_gb", 1),
         ):  # fmt: skip
             self.assertEqual(self.key(**{name: value}), "", name)
 
     def test_an_engine_that_caches_no_images_numbers_them(self):
-        for cache_gb, prefix_caching, is_keyed in ((0, False, False), (0, None, False), (0, True, True), (4, False, True)):
+        for cache_gb, prefix_caching, is_keyed in (
+            (0, False, False),
+            (0, None, False),
+            (0, True, True),
+            (4, False, True),
+        ):
             self.assertEqual(self.key(prefix_caching, mm_processor_cache_gb=cache_gb) is not None, is_keyed)
         text = types.SimpleNamespace(model_config=types.SimpleNamespace(multimodal_config=None))
         self.assertEqual(image_key(text), "")
@@ -267,7 +290,9 @@ class WeightsCheckTest(unittest.TestCase):
 
     def test_there_is_doubt_until_all_is_read_and_then_where_it_differs(self):
         self.assertEqual(self.checked(self.digest, "are the store's"), (UNCHECKED, None))
-        self.assertEqual(self.checked("0" * 32, f"the weights are {self.digest}, model.json has 0000"), (UNCHECKED, OTHER))
+        self.assertEqual(
+            self.checked("0" * 32, f"the weights are {self.digest}, model.json has 0000"), (UNCHECKED, OTHER)
+        )
 
     def test_weights_that_cannot_be_read_stay_in_doubt(self):
         def broken(_directory):
@@ -307,7 +332,8 @@ ROPES = {
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 128},
     "yarn": YARN,
-    "yarn, with all that it can be given": {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.5},
+    "yarn, with all that it can be given":
+        {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.5},
     "yarn, with fractions of dimensions, scaled by hand": {**YARN, "truncate": False, "attention_factor": 1.5},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "dynamic, of a shorter training": {"rope_type": "dynamic", "factor": 4.0, "max_trained_positions": 100},
@@ -387,7 +413,9 @@ class RopeTest(unittest.TestCase):
 
 class AttentionTest(unittest.TestCase):
     def spec(self, **fields):
-        return FullAttentionSpec(**{**dict(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16), **fields})
+        return FullAttentionSpec(
+            **{**dict(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16), **fields}
+        )
 
     def test_full_causal_attention_is_taken(self):
         check_attention(self.spec())

@@ -133,7 +133,8 @@ class ProfileTest(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             report = profile.run(profile.parse_arguments(
                 [self.path("model"), "--texts", self.text, "--out", self.path("store", "tiny"),
-                 "--tokens", str(N_TOKENS), "--group-layers", "2,1", "--classes", "24", "--quiet", *options]))  # fmt: skip
+                 "--tokens", str(N_TOKENS), "--group-layers", "2,1", "--classes", "24", "--quiet",
+                 *options]))  # fmt: skip
         return report, self.path("store", "tiny", "profiles", report["profile"] + ".cgp")
 
     def prefilled(self):
@@ -171,7 +172,11 @@ class ProfileTest(unittest.TestCase):
             info = json.loads(run_cgtool("info", "--json", self.path("chunk.kv")))
             sizes.append(sum(s["bytes"] for s in info["sections"] if s["kind"] not in ("tokens", "sinks")))
             estimate = coder.code(x, level - 1)[1] / 8
-            self.assertLess(abs(sizes[-1] / estimate - 1), (0.01, 0.02, 0.1)[level - 1], f"L{level}: {sizes[-1]} bytes, not {estimate}")
+            self.assertLess(
+                abs(sizes[-1] / estimate - 1),
+                (0.01, 0.02, 0.1)[level - 1],
+                f"L{level}: {sizes[-1]} bytes, not {estimate}",
+            )
         # A uniform quantizer errs by step / sqrt(12); components that are cut, or smaller than a step, by less or more.
         for level, error in enumerate(errors, 1):
             self.assertLess(error, 0.4, f"L{level}: {errors}")
@@ -232,7 +237,8 @@ class ProfileTest(unittest.TestCase):
                        self.path("chunk.kv"))  # fmt: skip
             run_cgtool("decode", "--profile", path, self.path("chunk.kv"), self.path("out.safetensors"))
             out, coded = load_file(self.path("out.safetensors")), Coder(made).code(x, level - 1)[0]
-            error = (Planes(model).flat(out["K"], out["V"]) - coded) * torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+            weight = torch.tensor(made.weight).transpose(0, 1)[:, :, None]
+            error = (Planes(model).flat(out["K"], out["V"]) - coded) * weight
             # The coder's sums are rounded otherwise, so that a symbol here and there is the next one.
             self.assertLess(error.square().mean().sqrt().item(), 0.02 * float(made.step[level - 1, 0]))
         return report, made, x
@@ -360,7 +366,10 @@ class ProfileTest(unittest.TestCase):
         plain = ("Llama, GQA, head 64", "Llama, yarn", "StableLm, partial rotary", "Qwen2, biased keys, head 64",
                  "Qwen3, normed keys, head 128")  # fmt: skip
         no_rope = dict(num_key_value_heads=2, hidden_size=256, no_rope_layers=[1, 0, 1], pad_token_id=None)
-        for name, make_config in {**{name: CODED[name] for name in plain}, "SmolLM3": lambda: config("SmolLM3", **no_rope)}.items():
+        for name, make_config in {
+            **{name: CODED[name] for name in plain},
+            "SmolLM3": lambda: config("SmolLM3", **no_rope),
+        }.items():
             with self.subTest(name):
                 make_model(self.path("model"), make_config())
                 model, context, k, v = self.prefilled()

@@ -111,7 +111,8 @@ def scheduler(store, **fields):
 def request(name="r", n_tokens=200, **fields):
     defaults = dict(
         request_id=name, prompt_token_ids=list(range(n_tokens)), prompt_embeds=None, prompt_is_token_ids=None,
-        lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None, skip_reading_prefix_cache=False, arrival_time=time.time(),
+        lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None,
+        skip_reading_prefix_cache=False, arrival_time=time.time(),
     )  # fmt: skip
     return types.SimpleNamespace(**{**defaults, **fields})
 
@@ -307,7 +308,9 @@ class SharedLoadTest(unittest.TestCase):
         return self.made.matched_tokens(request("b", **fields), 0) == (None, False)
 
     def n_shared(self):
-        self.store.get_stats = lambda: types.SimpleNamespace(as_dict=lambda: dict(lookups=0, lookup_errors=0, lookups_skipped=0, staging_bytes=0))
+        self.store.get_stats = lambda: types.SimpleNamespace(
+            as_dict=lambda: dict(lookups=0, lookup_errors=0, lookups_skipped=0, staging_bytes=0)
+        )
         return self.made.counters()["loads_shared"]
 
     def test_it_waits_and_takes_the_blocks(self):
@@ -743,7 +746,16 @@ class ImageTest(unittest.TestCase):
 
     def test_of_an_image_without_a_hash_only_what_comes_before_is_stored_and_found(self):
         sha256 = hashlib.sha256(b"a").hexdigest()
-        for name in ("renderer0-mm-1-image-0", "my-photo", None, "", sha256[:-1], sha256 + "0", sha256.upper(), sha256 + "\n"):
+        for name in (
+            "renderer0-mm-1-image-0",
+            "my-photo",
+            None,
+            "",
+            sha256[:-1],
+            sha256 + "0",
+            sha256.upper(),
+            sha256 + "\n",
+        ):
             with self.subTest(name):
                 feature = named(name, 70, 40)
                 self.assertEqual(self.shared(self.tokens(feature), self.tokens(feature)), 70)
@@ -756,7 +768,9 @@ class ImageTest(unittest.TestCase):
                 feature = image("a", 70, 40, **options)
                 self.assertEqual(self.tokens(feature), self.tokens(feature))
                 self.assertEqual(self.stored_to(feature), [192])
-        self.assertNotEqual(self.tokens(image("a", 70, 40, adapter="a:")), self.tokens(image("a", 70, 40, adapter="b:")))
+        self.assertNotEqual(
+            self.tokens(image("a", 70, 40, adapter="a:")), self.tokens(image("a", 70, 40, adapter="b:"))
+        )
 
     def test_where_vllm_numbers_images_no_name_is_a_hash(self):
         prompt = self.prompt(image("a", 70, 40))  # the number and what was asked of the processor, hashed
@@ -1093,7 +1107,12 @@ class LogTest(unittest.TestCase):
             # Errors, then a store that is not asked any more.
             # At last one that has waited too long for others.
             for n_lookups, n_errors, n_skipped in ((1, 0, 0), (2, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 1), (5, 3, 2)):
-                stats = {"lookups": n_lookups, "lookup_errors": n_errors, "lookups_skipped": n_skipped, "staging_bytes": 0}
+                stats = {
+                    "lookups": n_lookups,
+                    "lookup_errors": n_errors,
+                    "lookups_skipped": n_skipped,
+                    "staging_bytes": 0,
+                }
                 made.library.cg.get_stats = lambda stats=stats: types.SimpleNamespace(as_dict=lambda: stats)
                 made.counters()
                 seen.append(bool(made.outages.under_way()))
@@ -1240,8 +1259,8 @@ class CongestionTest(unittest.TestCase):
     """What a congested load brought does not outlive its request in vLLM's own prefix cache."""
 
     def evicted(self, level, keep_level=2, preempted=None):
-        """Of a request that loads 8 blocks and computes the other 5. preempted: it is when it ends, and has asked again or
-        not."""
+        """Of a request that loads 8 blocks and computes the other 5. preempted: it is when it ends, and has asked again
+        or not."""
         made = scheduler(Store(hit=128), keep_level=keep_level)
         made.matched_tokens(request(), 0)
         made.update_after_alloc(request(), blocks(8), 128)

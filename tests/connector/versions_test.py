@@ -1,9 +1,9 @@
 """The connector with the releases of vLLM that it names, each a real engine: vllm_test.py's brief phase.
 
 usage: versions_test.py        (environment: as vllm_test.py, and CG_TEST_VLLM_VERSIONS="0.30.0 0.31.0" or "all")
-Exits with 77 without CG_TEST_VLLM_VERSIONS: it downloads 130 MB a release and takes some minutes. A release is laid over
-the engine's environment, which has all else that it needs, in $CACHEGENFS_CACHE (or ~/.cache/cachegenfs); it may be
-deleted.
+Exits with 77 without CG_TEST_VLLM_VERSIONS: it downloads 130 MB a release and takes some minutes. A release is laid
+over the engine's environment, which has all else that it needs, in $CACHEGENFS_CACHE (or ~/.cache/cachegenfs); it may
+be deleted.
 """
 
 import os
@@ -15,7 +15,8 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 # The newest patch of each minor release, and what it asks for beside the newest vLLM's requirements.
 RELEASES = {"0.30.0": ["openai-harmony==0.0.8"], "0.31.0": []}
-METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"  # as configs/dependencies.sh does, and for its reasons
+# As configs/dependencies.sh does, and for its reasons.
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
 
 
 def cache_folder():
@@ -54,7 +55,9 @@ def main():
         if release in wanted or wanted == ["all"]:
             print(f"== vLLM {release}", flush=True)
             environment = {**os.environ, "CG_VLLM_OVERLAY": install(python, release, requirements)}
-            if subprocess.run([sys.executable, os.path.join(HERE, "vllm_test.py"), "brief"], env=environment).returncode:
+            if subprocess.run(
+                [sys.executable, os.path.join(HERE, "vllm_test.py"), "brief"], env=environment
+            ).returncode:
                 failed.append(release)
     if failed:
         sys.exit(f"versions_test: failed with vLLM {', '.join(failed)}")

@@ -2,8 +2,8 @@
 
 usage: vllm_test.py [PHASE...]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
 Phases: cold (and warm after it), changed, windows, ranks, fp8, lossy, brief; without any all but brief.
-Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most of
-its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
+Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most
+of its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
 
 import contextlib
@@ -267,7 +267,9 @@ def warm_phase(work, cases):
             as_cold(name, answer)
         equal(sum(answer.hit for answer in answers), engine.stats()["tokens_loaded"] - before, "tokens loaded")
         first, second = answers[0], answers[3]
-        holds(first.hit == 5 * CHUNK and second.hit < BLOCK, f"{first.hit} and {second.hit} tokens loaded of one prompt")
+        holds(
+            first.hit == 5 * CHUNK and second.hit < BLOCK, f"{first.hit} and {second.hit} tokens loaded of one prompt"
+        )
         holds(second.cached >= first.cached, f"{first.cached} and {second.cached} tokens not computed")
     with cases("a preempted request goes on as if nothing had happened"):
         # 38 blocks, one of them reserved: three prompts of 12 blocks fit, and 24 tokens later they need 39. They are
@@ -505,7 +507,9 @@ def changed_phase(work, cases):
         equal((with_first.hit, engine.ask(prompt, lora=first).hit), (0, whole), "tokens loaded at first, and again")
         write_adapter(path, engine, seed=2)
         answer = engine.ask(prompt, lora=first)
-        equal((answer.hit, answer.tokens), (whole, with_first.tokens), "tokens loaded, answer of an overwritten adapter")
+        equal(
+            (answer.hit, answer.tokens), (whole, with_first.tokens), "tokens loaded, answer of an overwritten adapter"
+        )
         # vLLM knows it by the name "first", as does the store: what is of the old content must not be found.
         second = LoRARequest("first", 2, path)
         with_second = engine.ask(prompt, lora=second)
@@ -521,13 +525,19 @@ def changed_phase(work, cases):
         holds(engine.llm.llm_engine.add_lora(loaded), "not loaded")
         write_adapter(path, engine, seed=3)
         answer = engine.ask(prompt, lora=loaded)
-        equal((answer.hit, answer.tokens), (0, with_second.tokens), "tokens loaded, answer of the content that was loaded")
+        equal(
+            (answer.hit, answer.tokens), (0, with_second.tokens), "tokens loaded, answer of the content that was loaded"
+        )
         with_third = engine.ask(prompt, lora=LoRARequest("loaded", 4, path))
         equal(with_third.hit, 0, "tokens loaded that another content's adapter computed")
         holds(with_third.tokens != with_second.tokens, "the adapters make no difference: the case tests nothing")
         write_adapter(path, engine, seed=2)
         answer = engine.ask(prompt, lora=LoRARequest("loaded", 5, path))
-        equal((answer.hit, answer.tokens), (whole, with_second.tokens), "tokens loaded, answer of the content that is back")
+        equal(
+            (answer.hit, answer.tokens),
+            (whole, with_second.tokens),
+            "tokens loaded, answer of the content that is back",
+        )
     with cases("nor does vLLM's own prefix cache, which knows names only, mix contents"):
         engine.ask(prompt, lora=LoRARequest("name", 6, path), salt="names")
         write_adapter(path, engine, seed=3)
@@ -539,7 +549,11 @@ def changed_phase(work, cases):
         equal((answer.cached - answer.hit, answer.tokens), (local, with_third.tokens), "tokens in vLLM's cache, answer")
         write_adapter(path, engine, seed=2)
         answer = engine.ask(prompt, lora=LoRARequest("name", 8, path), salt="names", fresh=False)
-        equal((answer.hit, answer.tokens), (whole, with_second.tokens), "tokens loaded, answer of the content that is back")
+        equal(
+            (answer.hit, answer.tokens),
+            (whole, with_second.tokens),
+            "tokens loaded, answer of the content that is back",
+        )
 
     def replace_weights():
         import torch
@@ -569,7 +583,8 @@ def windows_phase(work, cases):
     model, root, window = os.path.join(work, "gemma"), os.path.join(work, "windows"), 64
     torch.manual_seed(1)
     config = Gemma3TextConfig(
-        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4, head_dim=32, num_attention_heads=4,
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4, head_dim=32,
+        num_attention_heads=4,
         num_key_value_heads=2, query_pre_attn_scalar=32, sliding_window=window, max_position_embeddings=1024,
         layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
         initializer_range=0.2, torch_dtype="float32",
@@ -579,7 +594,9 @@ def windows_phase(work, cases):
 
     fingerprint.WHOLE_BYTES = 0  # the weights count as so large that only samples are in the fingerprint
     sizes = dict(version=1, n_layers=4, n_kv_heads=2, head_dim=32, dtype="fp32")
-    identity = dict(model_fingerprint=fingerprint.model_fingerprint(model), weights_digest=fingerprint.weights_digest(model))
+    identity = dict(
+        model_fingerprint=fingerprint.model_fingerprint(model), weights_digest=fingerprint.weights_digest(model)
+    )
     os.makedirs(os.path.join(root, NAME))
     write_json(os.path.join(root, NAME, "model.json"), {**sizes, **identity})
     args = dict(skip_tokenizer_init=True, block_size=32, max_model_len=1024, max_num_batched_tokens=128)
@@ -638,7 +655,8 @@ def ranks_phase(work, cases):
     args = dict(skip_tokenizer_init=True, block_size=32, max_model_len=512)
     chunk = dict(chunk_tokens=64, tail_multiple=32, strict=True)
     two = Engine(
-        root, "float32", model=model, engine_args={**args, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        root, "float32", model=model,
+        engine_args={**args, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
         **chunk,
     )  # fmt: skip
     one = Engine(root, "float32", model=model, engine_args=args, **chunk)
@@ -733,7 +751,9 @@ def fp8_phase(work, cases):
             seen |= new
             for path in new:
                 tool = [os.path.join(BUILD, "codec", "cgtool"), "info", "--json", path]
-                dtypes.add(json.loads(subprocess.run(tool, capture_output=True, check=True).stdout)["geometry"]["dtype"])
+                dtypes.add(
+                    json.loads(subprocess.run(tool, capture_output=True, check=True).stdout)["geometry"]["dtype"]
+                )
             equal(dtypes, {in_store}, "types of the chunks that this engine stored")
         engine.llm.llm_engine.engine_core.shutdown()
 
@@ -820,7 +840,8 @@ def main():
             if not run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile"):
                 failed.append("profile")
         for name, title in (
-            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"), ("fp8", "fp8 caches, lossless"), ("lossy", "bf16, with a hasty profile"),
+            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"),
+            ("fp8", "fp8 caches, lossless"), ("lossy", "bf16, with a hasty profile"),
             ("brief", "the life of a prompt"),
         ):  # fmt: skip
             if name in wanted:

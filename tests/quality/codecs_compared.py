@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 SCALE_BITS = 16
 LOSSY = ("L1", "L2", "L3")
 # A level for each chunk: the fewest bytes at the KL that the profile's curve predicts of L2 of all chunks, or at 25, 50
-# and 80 % of the way from there to L3, in logarithms. They lie about the KLs that codecs are compared at: a line between
-# two plans further apart would be far above what a plan between them takes.
+# and 80 % of the way from there to L3, in logarithms. They lie about the KLs that codecs are compared at: a line
+# between two plans further apart would be far above what a plan between them takes.
 PLANS = {"planned": 0.0, "planned-25": 0.25, "planned-50": 0.5, "planned-80": 0.8}
 
 
@@ -44,8 +44,8 @@ def share_of_last(curve, n_tokens):
 
 def planned_levels(curve, n_tokens, sizes, coarseness):
     """The level, as an index, of each chunk: the coarsest first, then refined where a byte saves most, until all are
-    predicted to cost no more than L2 of all, or something between L2 (coarseness 0) and L3 (1). n_tokens: of each chunk;
-    sizes [level][chunk]. It is what connector/quality.c does where a request bounds the KL divergence."""
+    predicted to cost no more than L2 of all, or something between L2 (coarseness 0) and L3 (1). n_tokens: of each
+    chunk; sizes [level][chunk]. It is what connector/quality.c does where a request bounds the KL divergence."""
     ends = [sum(n_tokens[i:]) for i in range(len(n_tokens) + 1)]
     weight = [share_of_last(curve, a) - share_of_last(curve, b) for a, b in zip(ends, ends[1:])]
     kl, coarsest = curve["kl"], len(LOSSY) - 1
@@ -110,7 +110,9 @@ class Chunks:
         n = len(tensors[0]["K"][0])
         n_tokens = [min(CHUNK_TOKENS, n - at) for at in range(0, n, CHUNK_TOKENS)]
         levels = planned_levels(self.curve, n_tokens, sizes, coarseness)
-        parts = {name: [tensors[level][name].split(CHUNK_TOKENS, 1)[i] for i, level in enumerate(levels)] for name in "KV"}
+        parts = {
+            name: [tensors[level][name].split(CHUNK_TOKENS, 1)[i] for i, level in enumerate(levels)] for name in "KV"
+        }
         return torch.cat(parts["K"], 1), torch.cat(parts["V"], 1), 8 * sum(sizes[lv][i] for i, lv in enumerate(levels))
 
 

@@ -8,11 +8,11 @@ Parts:
            was made from
   domains  the same with each calibration text left out of profile and tables in turn, and tested on it
   tasks    answers to questions about a document whose cache went through the codec
-klt and paper are files that cgtool writes, 256 tokens each, all bytes counted; their level "planned" is a level for each
-chunk, by the profile's curve of quality, at the KL divergence that it predicts of L2, and "planned-25" to "planned-80" the
-same at 25 to 80 % of the way to L3. published (CacheGen's quantizer), int8 and int4 are computed: cross-entropies and
-formulas, no files. KL divergence, change of NLL (nats) and top-1 agreement compare, over the 256 tokens after the context,
-the model after the decoded cache with the model after its own.
+klt and paper are files that cgtool writes, 256 tokens each, all bytes counted; their level "planned" is a level for
+each chunk, by the profile's curve of quality, at the KL divergence that it predicts of L2, and "planned-25" to
+"planned-80" the same at 25 to 80 % of the way to L3. published (CacheGen's quantizer), int8 and int4 are computed:
+cross-entropies and formulas, no files. KL divergence, change of NLL (nats) and top-1 agreement compare, over the 256
+tokens after the context, the model after the decoded cache with the model after its own.
 
 DIR holds test_wikitext2.txt (WikiText-2 test), and of LongEval's test cases (github DachengLi1/LongChat)
 longchat_topics_5.jsonl, longchat_topics_10.jsonl and longchat_lines_200.jsonl.
@@ -263,7 +263,8 @@ class Study:
         whole, share = read_profile(data), max(PROFILE_SHARE["bytes"], len(data) / self.model.weights_bytes)
         made = make_profile(
             self.model, self.fingerprint, self.caches, others, Matrices(whole.group_layers, whole.is_joined),
-            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share, n_shared=whole.n_shared,
+            whole.step.tolist(), len(whole.classes), Progress(), n_sinks=whole.n_sinks, share=share,
+            n_shared=whole.n_shared,
             block_steps=whole.class_at is not None,
         )  # fmt: skip
         write_atomically(path, made.to_bytes())

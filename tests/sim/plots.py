@@ -27,7 +27,9 @@ def medians(points):
 
 def against_bandwidth(axis, rows, key, label):
     for policy, color in POLICIES.items():
-        points = [(r["mean_mbps"], r[key]) for r in rows if r["policy"] == policy and r["budget_s"] == BUDGET_S and r[key]]
+        points = [
+            (r["mean_mbps"], r[key]) for r in rows if r["policy"] == policy and r["budget_s"] == BUDGET_S and r[key]
+        ]
         if not points:
             continue
         axis.scatter(*zip(*points), s=6, color=color, alpha=0.25)

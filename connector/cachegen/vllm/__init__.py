@@ -1,8 +1,8 @@
 """The vLLM connector. An engine finds it by kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm".
 
 Read connector.py first: every call of vLLM arrives there. From the top down: connector, then scheduler and worker (the
-two sides, which live in different processes), then what they stand on: library, ranks, model_key, messages, request_key,
-adapters, admission, provenance, kv_layout, gpu, metrics, versions and guard.
+two sides, which live in different processes), then what they stand on: library, ranks, model_key, messages,
+request_key, adapters, admission, provenance, kv_layout, gpu, metrics, versions and guard.
 """
 
 import contextlib

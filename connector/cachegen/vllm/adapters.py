@@ -1,14 +1,15 @@
-"""Which adapter (LoRA) a request runs with: by the content that the engine's worker holds, whatever the files are by now.
+"""Which adapter (LoRA) a request runs with: by the content that the engine's worker holds, whatever the files are by
+now.
 
-vLLM's worker reads an adapter when a request with its number first runs, or earlier, when /v1/load_lora_adapter says so.
-It keeps some, drops them and reads them anew. So the scheduler's side asks the worker's for each request, and the request
-waits for the answer. The worker's side sees all that vLLM reads (HeldAdapters._load() stands in for vLLM's method) and
-hashes the tensors. What vLLM does not hold when it is asked for is read ahead and hashed, and that very object is handed to
-vLLM later. Where vLLM yet reads another content (it has dropped the adapter meanwhile, say), what was loaded for the old
-one is recomputed, and nothing is saved.
+vLLM's worker reads an adapter when a request with its number first runs, or earlier, when /v1/load_lora_adapter says
+so. It keeps some, drops them and reads them anew. So the scheduler's side asks the worker's for each request, and the
+request waits for the answer. The worker's side sees all that vLLM reads (HeldAdapters._load() stands in for vLLM's
+method) and hashes the tensors. What vLLM does not hold when it is asked for is read ahead and hashed, and that very
+object is handed to vLLM later. Where vLLM yet reads another content (it has dropped the adapter meanwhile, say), what
+was loaded for the old one is recomputed, and nothing is saved.
 
-Surprise: vLLM's own prefix cache tells adapters apart by name, not by content. Where a name has had two contents, a request
-takes only blocks of which AdapterBlocks knows that they are of its own content.
+Surprise: vLLM's own prefix cache tells adapters apart by name, not by content. Where a name has had two contents, a
+request takes only blocks of which AdapterBlocks knows that they are of its own content.
 Threads: files are read and contents hashed by a thread of the worker's side, unless vLLM itself reads one.
 """
 
@@ -111,13 +112,14 @@ class AskedAdapters:
         self._contents.setdefault(name, set()).add(identity)
 
     def has_mixed_blocks(self, adapter):
-        """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest. One that is
-        not known yet may be another one."""
+        """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest. One that
+        is not known yet may be another one."""
         return len(self._contents.get(adapter.lora_name, ())) + self._n_unknown[adapter.lora_name] > 1
 
 
 class AdapterBlocks:
-    """Of which content of an adapter the KV in vLLM's blocks is, by block number. Used by the scheduler's thread only."""
+    """Of which content of an adapter the KV in vLLM's blocks is, by block number. Used by the scheduler's thread
+    only."""
 
     def __init__(self):
         self._keys = {}  # block -> (number, identity)
@@ -187,8 +189,8 @@ class HeldAdapters:
     """What a worker holds of each adapter. Used by the worker's thread; _run() is another one's."""
 
     def __init__(self, lora_config):
-        """LookupError, AttributeError, ImportError: what reads adapters in this vLLM cannot be found, or another connector
-        stands in for it."""
+        """LookupError, AttributeError, ImportError: what reads adapters in this vLLM cannot be found, or another
+        connector stands in for it."""
         self._manager = _manager_of(lora_config)
         if isinstance(getattr(self._manager._load_adapter, "__self__", None), HeldAdapters):
             raise LookupError("another connector of this engine sees to them")
@@ -196,7 +198,8 @@ class HeldAdapters:
         self._lock = threading.Lock()  # of the next, and of what it holds
         self._held: dict[int, _Held] = {}  # by number
         self._asked: set[int] = set()  # numbers
-        self._taken: list[tuple[object, str | None]] = []  # what vLLM has read since the last call: LoRARequest, identity
+        # What vLLM has read since the last call: LoRARequest, identity.
+        self._taken: list[tuple[object, str | None]] = []
         self._told: list[tuple[object, str | None]] = []  # of what it had read, what has become known since
         self._news = threading.Event()  # one more is known
         self._jobs = queue.SimpleQueue()  # (_Held, a LoRAModel or None: read one ahead)
@@ -231,8 +234,8 @@ class HeldAdapters:
         return answers
 
     def holds(self, key):
-        """Whether requests with the adapter of key, (number, identity), have run with that content in the step at hand, or
-        will in the next."""
+        """Whether requests with the adapter of key, (number, identity), have run with that content in the step at hand,
+        or will in the next."""
         number, identity = key
         with self._lock:
             held = self._held.get(number)
@@ -245,8 +248,8 @@ class HeldAdapters:
         return taken
 
     def take_told(self):
-        """Of what vLLM had read and was not known yet, what has become known since the last call: (LoRARequest, identity, or
-        None: it cannot be told)."""
+        """Of what vLLM had read and was not known yet, what has become known since the last call: (LoRARequest,
+        identity, or None: it cannot be told)."""
         with self._lock:
             told, self._told = self._told, []
         return told
@@ -319,8 +322,8 @@ def _reads_the_same(adapter, other):
 
 
 def _manager_of(lora_config):
-    """vLLM's WorkerLoRAManager in this process that has this very configuration; LookupError, ImportError. vLLM hands it to
-    nobody."""
+    """vLLM's WorkerLoRAManager in this process that has this very configuration; LookupError, ImportError. vLLM hands
+    it to nobody."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     for found in gc.get_objects():

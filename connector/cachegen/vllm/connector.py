@@ -2,14 +2,8 @@
 
 Loaded with kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm" and, so that a failed load costs
 time and never an answer, kv_load_failure_policy="recompute". kv_connector_extra_config is the library's configuration
-(connector/README.md, "Configuration"); this module's own keys are "library", the path of libcachegen.so, "lookup_wait_ms", how long
-a step of the scheduler waits for all of its look-ups together before it asks again in the next (default 2), "strict": true
-lets the engine not start where it would run without a cache, and "untested_vllm": true takes releases that versions.py
-does not list.
-
-Per request, in kv_transfer_params: "cachegen.context" (a name to publish the prompt under), "cachegen.worst_level"
-("L0" ... "L3", the worst quality accepted), "cachegen.level" (the one level to use), "cachegen.ttft_budget_ms",
-"cachegen.quality" (the largest predicted KL divergence). The answer's kv_transfer_params say what came from the store.
+and this package's own keys; connector/README.md has both ("Configuration"), and what a request may ask for in its
+kv_transfer_params ("What a request may ask for"). The answer's kv_transfer_params say what came from the store.
 
 vLLM makes two of these objects: one for its scheduler, one for its worker, in the server in two processes. Nothing here
 raises into the engine: a failure is a log line and a miss.
@@ -193,8 +187,8 @@ class CachegenConnector(KVConnectorBase_V1):
         self.scheduler = None
 
     def _disable(self, reason):
-        """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so once.
-        The traceback is printed where it is none that users can bring about."""
+        """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so
+        once. The traceback is printed where it is none that users can bring about."""
         strict = (self._kv_transfer_config.kv_connector_extra_config or {}).get("strict", False)
         if strict is not False:
             raise StartFailure(f"cachegen: strict is set, and: {reason}") from reason

@@ -1,7 +1,7 @@
 """What happens when something goes wrong inside a hook: a log line, and an answer that costs time and nothing else.
 
-vLLM catches nothing that a connector raises: an exception in a hook ends the engine, or the step of every request in it.
-So each hook is guarded, and so is each part of a hook whose failure must not take the other parts with it.
+vLLM catches nothing that a connector raises: an exception in a hook ends the engine, or the step of every request in
+it. So each hook is guarded, and so is each part of a hook whose failure must not take the other parts with it.
 """
 
 import functools
@@ -30,8 +30,8 @@ class Failures:
 
 
 class Outages:
-    """What fails for a while, by kind: one log line when it begins, one when it works again, none for each request that it
-    hits. Used by one thread."""
+    """What fails for a while, by kind: one log line when it begins, one when it works again, none for each request that
+    it hits. Used by one thread."""
 
     def __init__(self):
         self._begun = {}  # kind -> [when, failures so far, whether it was logged]

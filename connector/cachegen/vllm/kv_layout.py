@@ -18,12 +18,14 @@ ROW_ALIGNMENT = 16  # bytes; kernels move so many at once
 
 
 def kv_layout(kv_caches, vllm_config, first_head=0):
-    """register_kv()'s arguments for what vLLM gives a connector: layers' names -> tensors. first_head: of the rank's KV heads.
-    Unsupported."""
+    """register_kv()'s arguments for what vLLM gives a connector: layers' names -> tensors. first_head: of the rank's KV
+    heads. Unsupported."""
     names = _in_order(kv_caches)
     first = kv_caches[names[0]]
     if first.dim() != 4 or first.shape[3] % 2 != 0:
-        raise Unsupported(f"KV cache of shape {tuple(first.shape)} a layer: blocks, heads, tokens and K with V are known")
+        raise Unsupported(
+            f"KV cache of shape {tuple(first.shape)} a layer: blocks, heads, tokens and K with V are known"
+        )
     for name in names:
         tensor = kv_caches[name]
         if (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) != (
@@ -87,8 +89,8 @@ def split_rows(layer):
     steps = [stride * size for n, stride in zip(layer.shape[:3], layer.stride(), strict=False) if n > 1]
     if layer.stride(3) != 1 or any(step % ROW_ALIGNMENT for step in (layer.data_ptr(), head_dim * size, *steps)):
         raise Unsupported(
-            f"KV-cache strides {layer.stride()} of {layer.dtype}: rows of K and V must be dense and begin at multiples of "
-            f"{ROW_ALIGNMENT} bytes"
+            f"KV-cache strides {layer.stride()} of {layer.dtype}: rows of K and V must be dense and begin at "
+            f"multiples of {ROW_ALIGNMENT} bytes"
         )
     return dict(
         layout=abi.LAYOUT_STRIDED,

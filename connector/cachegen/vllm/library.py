@@ -25,9 +25,9 @@ from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-# Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it changes.
-# sliding_window: of some layers, beside others without one. Such layers keep the K and V of all tokens in blocks, as the
-# others do, and only look at fewer; how many is in the model's configuration, and so in the key.
+# Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it
+# changes. sliding_window: of some layers, beside others without one. Such layers keep the K and V of all tokens in
+# blocks, as the others do, and only look at fewer; how many is in the model's configuration, and so in the key.
 ANY_ATTENTION = {
     "block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment",
     "sliding_window",
@@ -37,9 +37,17 @@ PLAIN_ATTENTION = {
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
     "is_draft": False,
 }  # fmt: skip
-# vLLM's load_formats that read the files which the fingerprint is of, and keys of model_loader_extra_config that only say how.
+# vLLM's load_formats that read the files which the fingerprint is of, and keys of model_loader_extra_config that only
+# say how.
 LOAD_FORMATS = {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "mistral", "dummy"}
-LOAD_HOW = {"enable_multithread_load", "num_threads", "enable_weights_track", "distributed", "concurrency", "memory_limit"}
+LOAD_HOW = {
+    "enable_multithread_load",
+    "num_threads",
+    "enable_weights_track",
+    "distributed",
+    "concurrency",
+    "memory_limit",
+}
 OPEN_TIMEOUT_MS = 120000  # the library's default
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
@@ -177,8 +185,8 @@ def _explained(error, deviations):
     if not deviations or "model_fingerprint" not in str(error):
         return error
     return Unsupported(
-        f"{error}; this engine computes otherwise than the model's files say: {as_text(deviations)}: give it a folder of "
-        'its own in the store (key "model" of kv_connector_extra_config)'
+        f"{error}; this engine computes otherwise than the model's files say: {as_text(deviations)}: give it a folder "
+        'of its own in the store (key "model" of kv_connector_extra_config)'
     )
 
 
@@ -229,8 +237,8 @@ def kv_dtype(dtype, vllm_config):
 
 
 def kv_scales(layer_names, vllm_config):
-    """What an element of an fp8 cache is multiplied by, by layer, in the words of the library's configuration; it is known
-    to an engine's workers, once the weights are loaded. Unsupported."""
+    """What an element of an fp8 cache is multiplied by, by layer, in the words of the library's configuration; it is
+    known to an engine's workers, once the weights are loaded. Unsupported."""
     from vllm.model_executor.models.utils import extract_layer_index
 
     layers = vllm_config.compilation_config.static_forward_context
@@ -250,8 +258,8 @@ def check_weights(vllm_config):
     load_config = vllm_config.load_config
     if load_config.load_format not in LOAD_FORMATS:
         raise Unsupported(
-            f"load_format {load_config.load_format!r}: other weights may be loaded than those that the model's fingerprint is "
-            f"of; {', '.join(sorted(LOAD_FORMATS))} are supported"
+            f"load_format {load_config.load_format!r}: other weights may be loaded than those that the model's "
+            f"fingerprint is of; {', '.join(sorted(LOAD_FORMATS))} are supported"
         )
     extra = load_config.model_loader_extra_config or {}
     if not isinstance(extra, dict) or extra.keys() - LOAD_HOW:
@@ -261,11 +269,12 @@ def check_weights(vllm_config):
 
 
 def check_attention(spec):
-    """Unsupported, unless spec, a KVCacheSpec, keeps a plain K and V of each token and head, and attention is causal."""
+    """Unsupported, unless spec, a KVCacheSpec, keeps a plain K and V of each token and head, and attention is
+    causal."""
     if isinstance(spec, SlidingWindowSpec):
         raise Unsupported(
-            f"a sliding window of {spec.sliding_window} tokens in all layers: K and V before it are not kept; windows in "
-            "some layers are supported"
+            f"a sliding window of {spec.sliding_window} tokens in all layers: K and V before it are not kept; windows "
+            "in some layers are supported"
         )
     if type(spec) is not FullAttentionSpec:
         raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")

@@ -101,8 +101,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
     adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
-    # Of adapters that vLLM has read: (number, name, identity, or None: not known yet), and later (name, identity, or None: it
-    # cannot be told) of those that were not known yet.
+    # Of adapters that vLLM has read: (number, name, identity, or None: not known yet), and later (name, identity, or
+    # None: it cannot be told) of those that were not known yet.
     taken: list[tuple] = field(default_factory=list)
     told: list[tuple] = field(default_factory=list)
 

@@ -5,8 +5,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, nothing
 
-# Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first token
-# came within their budget, or later, and requests that waited for another one's load of the same.
+# Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first
+# token came within their budget, or later, and requests that waited for another one's load of the same.
 OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")
 GAUGE = "throughput_bps"  # a newest value; all others are sums
 STATE = "state"  # side -> why it is down, or UP
@@ -23,7 +23,10 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 _RATIOS = (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 HISTOGRAMS = {
     "lookup_latency_seconds": ("from a request's look-up to its answer", _SECONDS),
-    "load_wait_seconds": ("from the look-up's answer to the load's start: the engine's blocks are waited for", _SECONDS),
+    "load_wait_seconds": (
+        "from the look-up's answer to the load's start: the engine's blocks are waited for",
+        _SECONDS,
+    ),
     "load_latency_seconds": ("from a load's start to its end, on each rank", _SECONDS),
     "load_time_ratio": ("a load's time over that which the look-up predicted", _RATIOS),
     "budget_ratio": ("time from arrival to first token, of requests that loaded, over their budget", _RATIOS),
@@ -31,8 +34,8 @@ HISTOGRAMS = {
 
 
 class Stats(KVConnectorStats):
-    """Increments of the library's counters and of OWN_COUNTERS since the last report, the newest throughput_bps, STATE and
-    LEVELS, and what was OBSERVED."""
+    """Increments of the library's counters and of OWN_COUNTERS since the last report, the newest throughput_bps, STATE
+    and LEVELS, and what was OBSERVED."""
 
     def reset(self):
         self.data = {}
@@ -96,9 +99,9 @@ class Increments:
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the gauge
-    vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in the API
-    server's process."""
+    """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the
+    gauge vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in
+    the API server's process."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,26 +1,26 @@
 """What of an engine enters the key of its KV: the fingerprint of the model as this engine runs it.
 
-An engine that runs a model as the model's files say has the fingerprint that the profile tool gives these files. What it
-does otherwise is found by comparing, not by listing options: the configuration that vLLM ended up with stands against
-the one that vLLM reads from the model's own directory. In the fingerprint are
+An engine that runs a model as the model's files say has the fingerprint that the profile tool gives these files. What
+it does otherwise is found by comparing, not by listing options: the configuration that vLLM ended up with stands
+against the one that vLLM reads from the model's own directory. In the fingerprint are
 
- - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py); of large weights samples,
-   but where the store's model.json has a digest of all, WeightsCheck compares that, too;
+ - the weights, and config.json but for what says nothing of K and V (cachegen/fingerprint.py); of large weights
+   samples, but where the store's model.json has a digest of all, WeightsCheck compares that, too;
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
    also a function, hf_config_path, another revision, a patch of vLLM's;
- - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of RoPE
-   of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
- - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in and
-   that of the KV cache, where they differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
- - dummy weights and their seed; a load_format that leaves aside Mistral's files, which "auto" takes where they lie beside
-   others.
+ - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of
+   RoPE of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
+ - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in
+   and that of the KV cache, where they differ; the KV cache's cache_dtype, where it is neither "auto" nor fp8;
+ - dummy weights and their seed; a load_format that leaves aside Mistral's files, which "auto" takes where they lie
+   beside others.
 
-In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the model
-computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the root since
-the last reset and the tenant's salt (scheduler.py), adapter and images (request_key.py), and with each image what the engine
-makes of images (image_key()). Not in it, for they only round differently: parallelism,
-attention backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that
-replace a model's class.
+In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the
+model computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the
+root since the last reset and the tenant's salt (scheduler.py), adapter and images (request_key.py), and with each image
+what the engine makes of images (image_key()). Not in it, for they only round differently: parallelism, attention
+backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that replace a
+model's class.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ from cachegen.vllm.guard import logger
 ROPE_BY_CONFIG = {"default", "linear", "dynamic", "ntk", "llama3", "yarn", "mrope", "proportional", "longrope", "su"}
 # vLLM's cache_dtype -> the library's name. All are kept as torch.uint8.
 FP8_DTYPES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
-# Of vLLM's MultiModalConfig, what changes more than the rounding. A request's own mm_processor_kwargs and media_io_kwargs are
-# in the image's hash.
+# Of vLLM's MultiModalConfig, what changes more than the rounding. A request's own mm_processor_kwargs and
+# media_io_kwargs are in the image's hash.
 IMAGE_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "video_pruning_rate")
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _ABSENT = "(absent)"
@@ -72,7 +72,8 @@ def deviations(vllm_config, kv_dtype):
         found["max_model_len"] = [model_config.max_model_len, kinds]
     if model_config.quantization and not said.get("quantization_config"):
         found["quantization"] = str(model_config.quantization)
-    if on_the_fly := getattr(model_config, "quantization_config", None):  # said to the engine alone, also beside the files'
+    # Said to the engine alone, also beside the files'.
+    if on_the_fly := getattr(model_config, "quantization_config", None):
         found["quantization_config"] = on_the_fly
     is_fp8 = str(kv_dtype) == "torch.uint8" and cache_config.cache_dtype in FP8_DTYPES
     if not is_fp8 and str(model_config.dtype) != str(kv_dtype):
@@ -93,9 +94,9 @@ def _has_mistral_files(directory):
 
 
 def image_key(vllm_config):
-    """What makes the K and V of an image differ besides the image and the model, as text. None: no image can be keyed, since
-    vLLM numbers them (renderers/base.py, _process_mm_uuids()). It hashes such numbers where a request says how images are to
-    be processed, and they look like hashes of images then. OSError, ValueError: the processor's files."""
+    """What makes the K and V of an image differ besides the image and the model, as text. None: no image can be keyed,
+    since vLLM numbers them (renderers/base.py, _process_mm_uuids()). It hashes such numbers where a request says how
+    images are to be processed, and they look like hashes of images then. OSError, ValueError: the processor's files."""
     images = getattr(vllm_config.model_config, "multimodal_config", None)
     if images is None:
         return ""
@@ -167,8 +168,8 @@ def _kinds_in(rope):
 class WeightsCheck:
     """Whether all bytes of large weights are those of which the store's model.json has a digest, where it has one.
 
-    doubt: UNCHECKED or OTHER, and nothing may be loaded or stored; None: the weights are the store's. They are read by a
-    thread of this object's own, which the engine does not wait for.
+    doubt: UNCHECKED or OTHER, and nothing may be loaded or stored; None: the weights are the store's. They are read by
+    a thread of this object's own, which the engine does not wait for.
     """
 
     def __init__(self, directory, digest):

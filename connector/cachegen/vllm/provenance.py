@@ -2,9 +2,9 @@
 
 vLLM's own prefix cache hands blocks on from request to request and knows nothing of levels. So the scheduler's side
 remembers them here by block number: a save then records KV as what it is, and a request that demands better than what a
-block holds recomputes. Another tier (under a MultiConnector, say) may fill blocks with what it once took from blocks that
-were lossy. So a block's content is unknown from its allocation on, and taken for the worst that this engine loads, until
-it is seen that this engine computes it or this connector has loaded it.
+block holds recomputes. Another tier (under a MultiConnector, say) may fill blocks with what it once took from blocks
+that were lossy. So a block's content is unknown from its allocation on, and taken for the worst that this engine loads,
+until it is seen that this engine computes it or this connector has loaded it.
 """
 
 

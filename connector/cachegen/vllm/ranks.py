@@ -1,8 +1,8 @@
 """The ranks of a tensor-parallel engine: which KV heads each one has, and who stores them.
 
-Each rank loads its own heads of a whole chunk. To store, the rank of head 0 gathers the others' heads inside the library
-(connector/gather.h), so that chunks and keys are those of an engine with one rank. Where there are more ranks than KV
-heads, vLLM gives several ranks the same head: then the first of them stores.
+Each rank loads its own heads of a whole chunk. To store, the rank of head 0 gathers the others' heads inside the
+library (connector/gather.h), so that chunks and keys are those of an engine with one rank. Where there are more ranks
+than KV heads, vLLM gives several ranks the same head: then the first of them stores.
 """
 
 from dataclasses import dataclass

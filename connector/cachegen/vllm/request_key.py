@@ -3,8 +3,8 @@
 A chunk's key is made in the library, from the model's fingerprint, the tokens from the first one on, the salt, and what
 extra_key() gives. Two requests with the same key have the same KV.
 
-Surprise: what vLLM calls an image's hash need not be one. A client may give a name of its own choice ("uuid"), and an engine
-that caches no images numbers them, from 1 on in every process. is_hashed() tells these.
+Surprise: what vLLM calls an image's hash need not be one. A client may give a name of its own choice ("uuid"), and an
+engine that caches no images numbers them, from 1 on in every process. is_hashed() tells these.
 
 An image's placeholders are the same tokens for every image. So key_tokens() puts its hash in their place: what comes
 before the first image is shared by all requests that begin alike, and what comes after an image only by those that have
@@ -42,8 +42,8 @@ def parse_level(value):
 
 
 def stored_context(name, salt):
-    """The name in the store of what a client with a salt (None: without) calls name; ValueError. Each salt has a space of
-    its own, which ends in the salt's digest, so that no tenant replaces what another has published."""
+    """The name in the store of what a client with a salt (None: without) calls name; ValueError. Each salt has a space
+    of its own, which ends in the salt's digest, so that no tenant replaces what another has published."""
     if not isinstance(name, str) or not name or name[0] == "." or "/" in name or not name.isprintable():
         raise ValueError(f"{name!r:.80} cannot name a context: printable characters, no '/', and no '.' at the start")
     if salt:
@@ -91,11 +91,11 @@ def is_hashed(feature):
 
 
 def key_tokens(request, unit, image_key=""):
-    """The prompt as the library gets it, an array.array('I'): its tokens, and stand-ins where images and the like are. unit:
-    every chunk that may be stored ends at a multiple of it. Each unit that an image reaches into has MIN_STAND_INS at
-    least, also where that takes the place of text beside the image: a chunk may end after any of them. ValueError: units
-    are too short for that. image_key: the engine's (model_key.py). Images that cannot be keyed have random stand-ins, so that
-    nothing is found from there on."""
+    """The prompt as the library gets it, an array.array('I'): its tokens, and stand-ins where images and the like are.
+    unit: every chunk that may be stored ends at a multiple of it. Each unit that an image reaches into has
+    MIN_STAND_INS at least, also where that takes the place of text beside the image: a chunk may end after any of them.
+    ValueError: units are too short for that. image_key: the engine's (model_key.py). Images that cannot be keyed have
+    random stand-ins, so that nothing is found from there on."""
     tokens = array.array("I", request.prompt_token_ids)
     for feature in request.mm_features:
         if unit < MIN_STAND_INS:

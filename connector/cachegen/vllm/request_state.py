@@ -34,7 +34,8 @@ class RequestState:
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
     has_unknown: bool = False  # among that is what another tier may have brought
-    worse_blocks: set[int] = field(default_factory=set)  # that it had, also before it was preempted, with KV below keep_level
+    # That it had, also before it was preempted, with KV below keep_level.
+    worse_blocks: set[int] = field(default_factory=set)
     load: LoadPlan | None = None
     loaded: LoadReport | None = None  # what the ranks that have ended it said of load
     load_ended_ns: int = 0
@@ -47,6 +48,6 @@ class RequestState:
 
     @property
     def planned_adapter(self):
-        """For a plan. Only a request without an adapter has None there: of a content that cannot be told, "", every worker
-        says that it holds another one."""
+        """For a plan. Only a request without an adapter has None there: of a content that cannot be told, "", every
+        worker says that it holds another one."""
         return self.adapter_key or ((self.adapter_number, "") if self.adapter_number else None)

@@ -18,8 +18,8 @@ class SavePlanner:
         self._n_planned = 0
 
     def plan(self, scheduler_output, req_id, state, n_computed, n_after):
-        """A SavePlan, or None, of a step in which a request that may be saved (a RequestState) goes from n_computed tokens
-        to n_after. Moves its saved_to and saved_last on."""
+        """A SavePlan, or None, of a step in which a request that may be saved (a RequestState) goes from n_computed
+        tokens to n_after. Moves its saved_to and saved_last on."""
         chunk_tokens, block_tokens = self._library.chunk_tokens, self._library.block_tokens
         n_prompt = len(state.tokens)
         block_ids = None

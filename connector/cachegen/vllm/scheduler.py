@@ -45,14 +45,15 @@ def _is_outdated(key, number, identity):
 
 
 def _new_blocks(scheduler_output, block_tokens):
-    """Blocks that vLLM has given to requests for this step, and to nobody before it. What a request has computed already,
-    or another one for it, keeps its content."""
+    """Blocks that vLLM has given to requests for this step, and to nobody before it. What a request has computed
+    already, or another one for it, keeps its content."""
     new = set()
     for request in scheduler_output.scheduled_new_reqs:
         new.update(request.block_ids[0][request.num_computed_tokens // block_tokens :])
     cached = scheduler_output.scheduled_cached_reqs
     for req_id, n_computed, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
-        n_kept = n_computed // block_tokens if req_id in cached.resumed_req_ids else 0  # these tell all blocks that they have
+        # Resumed ones tell all blocks that they have.
+        n_kept = n_computed // block_tokens if req_id in cached.resumed_req_ids else 0
         new.update(blocks[0][n_kept:] if blocks else ())
     return new
 
@@ -162,8 +163,8 @@ class Scheduler:
         return state
 
     def _n_storable_tokens(self, request):
-        """How many of a prompt's first tokens may be stored as far as its images go. What comes after one without a hash has
-        no key. The codec turns K back by plain positions, and what an image moves would be coded badly."""
+        """How many of a prompt's first tokens may be stored as far as its images go. What comes after one without a
+        hash has no key. The codec turns K back by plain positions, and what an image moves would be coded badly."""
         keep_none = self.library.needs_plain_positions or self.library.image_key is None
         images = (image for image in request.mm_features if keep_none or not is_hashed(image))
         return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
@@ -195,8 +196,8 @@ class Scheduler:
 
     @guarded(_refuse)
     def _refuse_local_hit(self, request, state):
-        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands. KV of
-        another content of its adapter leaves that cache."""
+        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands. KV
+        of another content of its adapter leaves that cache."""
         worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
         if not state.local_tokens or request.skip_reading_prefix_cache:
             return None
@@ -215,8 +216,8 @@ class Scheduler:
         return self._refuse(request, state)
 
     def _looked_up(self, state):
-        """Whether the look-up has answered; starts it. All look-ups of a step together wait a little: a further step costs
-        the engine more, and a wait for each would hold up the requests that run."""
+        """Whether the look-up has answered; starts it. All look-ups of a step together wait a little: a further step
+        costs the engine more, and a wait for each would hold up the requests that run."""
         if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
             return True
         cg = self.library.cg
@@ -256,9 +257,9 @@ class Scheduler:
 
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
-        """Whether another request loads all that this one would, as this one wishes it, and in this one's time. When that
-        one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is read, decoded and held
-        in memory once."""
+        """Whether another request loads all that this one would, as this one wishes it, and in this one's time. When
+        that one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is read, decoded and
+        held in memory once."""
         if not self.kv_cache_manager.enable_caching:
             return False
         if self._is_loading(state.follows):
@@ -279,8 +280,9 @@ class Scheduler:
         return False
 
     def _has_time_for(self, other, state):
-        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget; if it does not,
-        or nothing is predicted, or it takes a quarter longer, time must be left for a load of this one's own."""
+        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget; if it
+        does not, or nothing is predicted, or it takes a quarter longer, time must be left for a load of this one's
+        own."""
         now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
         left_ns = budget_ns - (state.spent_ns + now_ns - state.lookup_started_ns)
         other_ns = other.answered_ns + other.predicted_ns - now_ns  # to its end; negative: it is late
@@ -314,8 +316,8 @@ class Scheduler:
     # ---- planning steps ----
 
     def _recompute(self, request, blocks, num_external_tokens):
-        """What update_after_alloc() could not plan becomes a load that fails: vLLM recomputes its tokens, and without an
-        answer of the worker the request would wait for ever."""
+        """What update_after_alloc() could not plan becomes a load that fails: vLLM recomputes its tokens, and without
+        an answer of the worker the request would wait for ever."""
         req_id = request.request_id
         state = self.states.get(req_id)
         from_token = 0
@@ -361,12 +363,13 @@ class Scheduler:
         state.has_unknown = state.has_unknown or self._provenance.any_unknown(blocks)
 
     def _begin(self, state, block_ids, n_computed):
-        """A request is scheduled for the first time since its blocks were allocated: what it has, and what it computes."""
+        """A request is scheduled for the first time since its blocks were allocated: what it has, and what it
+        computes."""
         state.has_begun = True
         n_own = state.local_tokens if state.load is None else state.load.to_token
         if n_computed > n_own:
-            # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then this
-            # step has computed on garbage, and would have stored it.
+            # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then
+            # this step has computed on garbage, and would have stored it.
             state.saved_last = True
         n_there = n_blocks(n_computed, self.library.block_tokens)
         self._inherit_level(state, block_ids[:n_there])
@@ -506,8 +509,8 @@ class Scheduler:
 
     # Ranks may end a load in different steps. vLLM schedules the request after the last of them.
     def _distrust(self, state, _load):
-        # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever. Its blocks stay as
-        # they were when they were allocated: unknown.
+        # What it loaded is not known, so nothing of it is stored; asked again, it might fail for ever. Its blocks stay
+        # as they were when they were allocated: unknown.
         state.failed = state.saved_last = True
 
     @guarded(_distrust)
@@ -560,7 +563,8 @@ class Scheduler:
         self.library.cg.report_prefill(n_tokens, duration_ns)
 
     def finish(self, request, block_ids):
-        """The kv_transfer_params of the request's answer; None: it was never seen here. block_ids: the request's, still."""
+        """The kv_transfer_params of the request's answer; None: it was never seen here. block_ids: the request's,
+        still."""
         state = self.states.pop(request.request_id, None)
         if state is None:
             return None
@@ -575,16 +579,17 @@ class Scheduler:
 
     @guarded(nothing)
     def _leave_no_worse(self, state, block_ids):
-        """What was loaded worse than keep_level, and what was computed after it, is not left in vLLM's own prefix cache:
-        the next request with this prefix loads it anew, and better if the link is free by then. A request that is preempted
-        has no blocks, but what it left is there."""
+        """What was loaded worse than keep_level, and what was computed after it, is not left in vLLM's own prefix
+        cache: the next request with this prefix loads it anew, and better if the link is free by then. A request that
+        is preempted has no blocks, but what it left is there."""
         self._remember_worse(state, block_ids)
         if worse := self._provenance.worse_than(self.library.keep_level, state.worse_blocks):
             self.kv_cache_manager.evict_blocks(worse)  # from the table of hashes only: they may be in use
 
     def reset(self):
-        """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed before
-        is found. False: vLLM holds blocks from before, so that nothing is stored either, until the next reset."""
+        """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed
+        before is found. False: vLLM holds blocks from before, so that nothing is stored either, until the next
+        reset."""
         self._root = RESET_TAG + os.urandom(16)
         for req_id, state in self.states.items():
             self._drop_lookup(state)
@@ -599,7 +604,8 @@ class Scheduler:
 
     def counters(self):
         stats = self.library.cg.get_stats().as_dict()
-        # A look-up that is skipped says nothing: the store does not answer, which is known from errors, or others were first.
+        # A look-up that is skipped says nothing: the store does not answer, which is known from errors, or others were
+        # first.
         n_answers, n_errors = stats["lookups"] - stats["lookups_skipped"], stats["lookup_errors"]
         if n_errors > self._counted[1]:
             self.outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")

@@ -1,12 +1,12 @@
 """The worker's side: moves KV between the engine's blocks and the store, as the scheduler's side has planned.
 
 Runs on the thread of the engine's worker. The library's own threads read, decode and copy; here loads and saves are
-started and asked for. Copying out of blocks goes on beside the next forwards; a step that gives such a block to somebody
-else waits COPY_WAIT_S for the copy at most. Then what is not copied is not saved.
+started and asked for. Copying out of blocks goes on beside the next forwards; a step that gives such a block to
+somebody else waits COPY_WAIT_S for the copy at most. Then what is not copied is not saved.
 
 Surprises:
- 1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless a
-    synchronous load waits, and a prefill beside it would hold the load up for seconds.
+ 1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless
+    a synchronous load waits, and a prefill beside it would hold the load up for seconds.
  2. Each load that the scheduler's side has planned must be answered for, even by a worker that is disabled: without an
     answer the request waits for ever. A failed load names its bad blocks, and vLLM recomputes these.
 """
@@ -30,8 +30,8 @@ COPY_WAIT_S = 0.005  # a step for all copies that are in its way
 
 
 def _is_outage(progress):
-    """Whether a load says that the store, or this host, does not work. Other failures are a chunk's (damaged, evicted since
-    the look-up, computed on too lossy a prefix), or a choice: late chunks are computed where that is faster."""
+    """Whether a load says that the store, or this host, does not work. Other failures are a chunk's (damaged, evicted
+    since the look-up, computed on too lossy a prefix), or a choice: late chunks are computed where that is faster."""
     # Where a load was given up for being slower no chunk is to blame.
     is_silent = progress.status == abi.TIMED_OUT and progress.bytes_read == 0 and progress.failed_levels != 0
     return progress.status in FAULTS or is_silent
@@ -52,7 +52,8 @@ class Worker:
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
         self._bad_blocks: set[int] = set()
         self._saving: set[str] = set()  # requests that something is saved of and that are not over
-        self._unsaved: set[str] = set()  # of these, those with a chunk that was dropped: what follows could not be reached
+        # Of these, those with a chunk that was dropped: what follows could not be reached.
+        self._unsaved: set[str] = set()
         self._n_dropped = 0  # parts of prompts
         self._report = WorkerReport()
         self._load_ns = self._staging_bytes = 0
@@ -69,7 +70,9 @@ class Worker:
         layout = kv_layout(kv_caches, vllm_config, self.library.rank.first_head)
         self._n_kernel_blocks, rest = divmod(self._block_tokens, layout["block_tokens"])
         if rest != 0 or self._n_kernel_blocks == 0:
-            raise Unsupported(f"blocks of {self._block_tokens} tokens in a KV cache of {layout['block_tokens']} a block")
+            raise Unsupported(
+                f"blocks of {self._block_tokens} tokens in a KV cache of {layout['block_tokens']} a block"
+            )
         self._on_gpu = layout["memory"] == abi.MEMORY_CUDA
         try:
             self._kv_id = self.library.cg.register_kv(**layout)
@@ -131,7 +134,8 @@ class Worker:
 
     @guarded(_end_save)
     def _await_copy(self, save, is_in_the_way):
-        """Whether no block is read by a save any more; one that is in the way is waited for, and cut when time is up."""
+        """Whether no block is read by a save any more; one that is in the way is waited for, and cut when time is
+        up."""
         is_copied = self._is_copied(save)
         while not is_copied and is_in_the_way and (left_s := self._copies_until - time.monotonic()) > 0:
             self._pause(left_s)
@@ -190,8 +194,8 @@ class Worker:
 
     @guarded(nothing)
     def _give_up_adapted(self):
-        """What was loaded for an adapter's content is void where vLLM has read another one since: it may be in the forward
-        of this very step, or in a later one."""
+        """What was loaded for an adapter's content is void where vLLM has read another one since: it may be in the
+        forward of this very step, or in a later one."""
         if self._adapters is None:
             return
         taken = [(lora.lora_int_id, lora.lora_name, identity) for lora, identity in self._adapters.take_taken()]
@@ -207,7 +211,8 @@ class Worker:
             else:
                 self._bad_blocks.update(held)
         if len(self._bad_blocks) > n_bad:
-            # vLLM recomputes them, and what follows them, in their place; of saves that still read there half would be new.
+            # vLLM recomputes them, and what follows them, in their place; of saves that still read there half would be
+            # new.
             self._await_copies(None)
 
     def start_saves(self, metadata):
@@ -231,8 +236,8 @@ class Worker:
 
     @guarded(lambda self, plan: False)
     def _start_save(self, plan):
-        """False: not taken, for want of staging memory (waiting for some would hold up the step), or because the engine has
-        computed it with another content of its adapter."""
+        """False: not taken, for want of staging memory (waiting for some would hold up the step), or because the engine
+        has computed it with another content of its adapter."""
         if plan.adapter is not None and not self._adapters.holds(plan.adapter):
             return False
         request = abi.make_request(plan.tokens, plan.salt, plan.extra)
@@ -260,8 +265,8 @@ class Worker:
     # ---- what is done ----
 
     def finished_loads(self, finished_req_ids, is_idle):
-        """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle: the
-        step computes nothing."""
+        """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle:
+        the step computes nothing."""
         finished = set()
         self._saving -= finished_req_ids
         self._unsaved -= finished_req_ids
@@ -328,8 +333,8 @@ class Worker:
         elif _is_outage(progress):
             self.outages.failed(
                 LOADS,
-                f"request {plan.req_id}: {loaded - plan.from_token} of {plan.to_token - plan.from_token} tokens loaded, "
-                f"the rest is recomputed: {cg.strerror(progress.status)}",
+                f"request {plan.req_id}: {loaded - plan.from_token} of {plan.to_token - plan.from_token} tokens loaded"
+                f", the rest is recomputed: {cg.strerror(progress.status)}",
             )
         elif progress.status == abi.OK or progress.bytes_read:
             self.outages.worked(LOADS)
