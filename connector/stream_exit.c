@@ -33,6 +33,9 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
     stream->ends_at_ns = UINT64_MAX;
     if (stream->policy == CG_POLICY_MIN_DELAY)
         return;
+    /* Not what others read before it. With that, loads that are late last longer: in the simulator,
+     * of requests that come as a trace has them 1.9 instead of 1.4 % were over budget (SmolLM2 x10,
+     * 13 traces; the mean TTFT was 2.70 instead of 2.81 s, p99 9.6 instead of 7.1). */
     for (uint32_t i = stream->first; i < stream->end; i++)
         bytes += (double)stream->sizes[i].bytes[cg_stream_must_level(stream, i)];
     double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
