@@ -120,7 +120,7 @@ static cg_status remove_context(expiry *e, int dir_fd, const char *leaf, int con
     if (error != 0)
         return CG_OK; /* another time */
     e->n_removed++;
-    const cg_status status = cg_walk(context_fd, note_file, e);
+    const cg_status status = cg_walk(context_fd, note_file, NULL, e);
     cg_staging_remove(e->staging->dir_fd, moved);
     return status;
 }

@@ -317,6 +317,12 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     return CG_OK;
 }
 
+static cg_status unread(void *user, const char *path, int error)
+{
+    fail(user, path, "cannot be read", error);
+    return CG_OK;
+}
+
 cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
 {
     fsck f = {.config = config,
@@ -324,7 +330,7 @@ cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
               .now_s = cg_staging_now_s(config->staging),
               .start_ns = now_ns()};
     cg_strict_budget_init(&f.budget, MEMORY_BYTES);
-    const cg_status status = cg_walk(config->root_fd, visit, &f);
+    const cg_status status = cg_walk(config->root_fd, visit, unread, &f);
     cg_strict_budget_destroy(&f.budget);
     if (f.quarantine_fd >= 0)
         close(f.quarantine_fd);

@@ -52,6 +52,14 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     return CG_OK;
 }
 
+static cg_status unread(void *user, const char *path, int error)
+{
+    gc *g = user;
+    fprintf(g->out, "%s: cannot be read: %s\n", path, strerror(error));
+    g->n_failed++;
+    return CG_OK;
+}
+
 /* Whether the text file at path has a line that is_it. What cannot be known counts as yes. */
 static bool has_line(int root_fd, const char *path, bool (*is_it)(void *user, const char *line),
                      void *user)
@@ -160,7 +168,7 @@ static cg_status collect(gc *g)
 {
     cg_survey survey;
     /* Two walks: a survey lists objects only, and unfinished files are none. */
-    cg_status status = cg_walk(g->root_fd, visit, g);
+    cg_status status = cg_walk(g->root_fd, visit, unread, g);
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;
     for (size_t i = 0; i < survey.n_files; i++)

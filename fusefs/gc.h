@@ -12,8 +12,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Writes a line to out for each find, and a sum; with remove the finds are removed. Returns the
  * exit status: 0: there is no garbage, or it is removed; 1: there is some; 2: something could not
  * be read or removed. */
 int cg_gc(const char *store, bool orphans, bool remove, FILE *out);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

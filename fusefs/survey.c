@@ -242,6 +242,18 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
     return status == CG_OK ? count_space(w, path, attr) : status;
 }
 
+/* What cannot be read may name objects, if it is where contexts are: then nobody knows which of
+ * them may go. Elsewhere only its space is unknown. */
+static cg_status unread(void *user, const char *path, int error)
+{
+    static const char CONTEXTS[] = "/contexts";
+    const char *rest = strchr(path, '/');
+    const bool may_name =
+        path[0] != '.' && (rest == NULL || strncmp(rest, CONTEXTS, sizeof CONTEXTS - 1) == 0);
+    (void)user;
+    return may_name ? cg_status_from_errno(error) : CG_OK;
+}
+
 static int by_ino(const void *a, const void *b)
 {
     const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
@@ -278,7 +290,7 @@ cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
 {
     *survey_out = (cg_survey){0};
     count w = {.survey = survey_out, .is_over = is_over, .user = user};
-    cg_status status = cg_walk(root_fd, visit, &w);
+    cg_status status = cg_walk(root_fd, visit, unread, &w);
     if (status == CG_OK)
         status = add_up(w.spaces, w.n_spaces, survey_out);
     if (status == CG_OK)

@@ -2,8 +2,9 @@
  * sum.
  *
  * A survey walks the store by names. It reads the fixed header of each object's file, since that
- * says where its levels end and which chunk comes before. It follows no link, and passes over what
- * it cannot read: of that only the space counts. It also reads what the contexts name.
+ * says where its levels end and which chunk comes before. It follows no link, and passes over
+ * objects that it cannot read: of those only the space counts. It also reads what the contexts
+ * name.
  * Threads: each call stands alone. A cg_survey is plain data.
  */
 #ifndef CG_FUSEFS_SURVEY_H
@@ -49,10 +50,10 @@ typedef struct cg_survey {
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
- * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root or a
- * context.json cannot be read. After an error *survey_out is empty. It takes about 170 bytes of
- * memory for each file of an object, and 24 for each other name of a file with several and for each
- * chunk that a context.json names. */
+ * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root, a
+ * folder of contexts or a context.json cannot be read. After an error *survey_out is empty. It
+ * takes about 170 bytes of memory for each file of an object, and 24 for each other name of a file
+ * with several and for each chunk that a context.json names. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */

@@ -12,12 +12,18 @@
  * but CG_OK ends the walk. */
 typedef cg_status cg_walk_visit(void *user, int dir_fd, const char *path, const struct stat *attr);
 
-/* Calls visit for each regular file and folder. A folder that cannot be read counts as empty. So
- * does one that is deeper than any rule reaches, or whose path is too long. Returns what visit
- * returned. CG_ERR_...: the root cannot be read. */
-cg_status cg_walk(int root_fd, cg_walk_visit *visit, void *user);
-/* The same, but of files only those whose name is_wanted. The others are not even looked at, where
- * a folder tells what its entries are: on a cold disk their inodes are not read. */
+/* Told of what cannot be read now, by the error: path is a folder, "" the root, or an entry whose
+ * status is unknown. Anything but CG_OK ends the walk. */
+typedef cg_status cg_walk_unread(void *user, const char *path, int error);
+
+/* Calls visit for each regular file and folder. A folder that is gone meanwhile, or is not ours to
+ * read, counts as empty. So does one that is deeper than any rule reaches, or whose path is too
+ * long. What cannot be read for another reason is passed over, and unread (may be NULL) is told.
+ * Returns what visit or unread returned. CG_ERR_...: the root cannot be opened. */
+cg_status cg_walk(int root_fd, cg_walk_visit *visit, cg_walk_unread *unread, void *user);
+/* The same, but of files only those whose name is_wanted, and of errors nobody is told. The other
+ * files are not even looked at, where a folder tells what its entries are: on a cold disk their
+ * inodes are not read. */
 cg_status cg_walk_named(int root_fd, bool (*is_wanted)(const char *leaf), cg_walk_visit *visit,
                         void *user);
 

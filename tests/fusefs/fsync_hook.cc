@@ -13,7 +13,8 @@ namespace
 
 std::mutex lock;
 std::function<int(int)> current;
-std::function<void(int, const char *)> current_chown, current_open;
+std::function<int(int, const char *)> current_open;
+std::function<void(int, const char *)> current_chown;
 std::function<void(const char *)> current_stat;
 std::function<void()> current_close;
 
@@ -44,7 +45,7 @@ ChownHook::~ChownHook()
     current_chown = nullptr;
 }
 
-OpenHook::OpenHook(std::function<void(int dir_fd, const char *name)> hook)
+OpenHook::OpenHook(std::function<int(int dir_fd, const char *name)> hook)
 {
     current_open = std::move(hook);
 }
@@ -85,8 +86,11 @@ extern "C" int __wrap_openat(int dir_fd, const char *name, int flags, ...)
     va_start(arguments, flags);
     const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
     va_end(arguments);
-    if (current_open)
-        current_open(dir_fd, name);
+    const int error = current_open ? current_open(dir_fd, name) : 0;
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
     return __real_openat(dir_fd, name, flags, mode);
 }
 

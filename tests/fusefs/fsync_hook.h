@@ -28,11 +28,12 @@ class ChownHook
     ChownHook &operator=(const ChownHook &) = delete;
 };
 
-// While it lives, openat(dir_fd, name, ...) calls hook(dir_fd, name) first. One at a time.
+// While it lives, openat(dir_fd, name, ...) calls hook(dir_fd, name) first. An errno value: it
+// fails with it. 0: it goes on. One at a time.
 class OpenHook
 {
   public:
-    explicit OpenHook(std::function<void(int dir_fd, const char *name)> hook);
+    explicit OpenHook(std::function<int(int dir_fd, const char *name)> hook);
     ~OpenHook();
     OpenHook(const OpenHook &) = delete;
     OpenHook &operator=(const OpenHook &) = delete;

@@ -159,6 +159,7 @@ TEST_F(MovesTest, DirectoryThatCannotBeReadToItsEndDoesNotMove)
                 upload = dir_fd;
             else if (strcmp(name, "below") == 0)
                 dup3(null, upload, O_CLOEXEC);
+            return 0;
         });
         EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), ENOTDIR);
     }

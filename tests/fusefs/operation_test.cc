@@ -117,10 +117,11 @@ class AdoptingTest : public testing::Test
             const size_t slash = path.rfind('/');
             if (slash == std::string::npos ||
                 path.substr(slash + 1).size() != (counts_models ? 10 : 8))
-                return;
+                return 0;
             const auto in = std::filesystem::read_symlink(path.substr(0, slash), gone);
             if (in.string().find("/contexts/") != std::string::npos)
                 seen.insert(in.string() + path.substr(slash));
+            return 0;
         });
         EXPECT_EQ(cg_store_adopt_new(store.fd, nullptr, time(nullptr) + later_s, &n_adopted),
                   CG_OK);

@@ -3,6 +3,8 @@
 #include "fusefs/drop.h"
 #include "fusefs/evict.h"
 #include "fusefs/fsck.h"
+#include "fusefs/gc.h"
+#include "fusefs/marks.h"
 #include "fusefs/space.h"
 #include "fusefs/staging.h"
 #include "fusefs/survey.h"
@@ -598,6 +600,54 @@ TEST_F(SpaceTest, AContextThatNamesNoLevelsNamesAll)
     }
 }
 
+// As of a disk that is about to fail, or when the daemon has no descriptor left.
+TEST_F(SpaceTest, NothingGoesWhileAFolderOfContextsCannotBeRead)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 2, 20);
+    dir.write("m/contexts/c/L1/00000.kv", chain[0].bytes);
+    open(1 << 20);
+    const auto is_all_there = [&] {
+        return levels_of(chain[0]) == (2u | 4u | 8u) && levels_of(chain[1]) == (2u | 4u | 8u);
+    };
+    const auto count_failures = [this] {
+        cg_fsck_config config = {};
+        cg_fsck_result result;
+        config.root_fd = dir.fd;
+        config.report = [](void *, const char *, const char *) {};
+        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK) << "it goes on with the rest";
+        EXPECT_GE(result.n_whole, 1u);
+        return result.n_failed;
+    };
+    FILE *null = fopen("/dev/null", "we");
+    ASSERT_NE(null, nullptr);
+    for (const std::string folder : {"contexts", "c", "L1"}) {
+        SCOPED_TRACE(folder);
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return name == folder ? EIO : 0; });
+        cg_survey survey;
+        EXPECT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_ERR_IO);
+        cg_survey_free(&survey);
+        cg_space_tend(fs->fs);
+        EXPECT_EQ(cg_gc(dir.path.c_str(), true, true, null), 2);
+        EXPECT_TRUE(is_all_there());
+        EXPECT_EQ(count_failures(), 1u);
+    }
+    {
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return strcmp(name, "contexts") == 0 ? ENOENT : 0; });
+        EXPECT_EQ(count_failures(), 0u) << "it has just gone";
+    }
+    {
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return strcmp(name, "other") == 0 ? EIO : 0; });
+        ASSERT_EQ(mkdirat(dir.fd, "m/other", 0700), 0);
+        cg_space_tend(fs->fs);
+        EXPECT_EQ(count_failures(), 1u);
+    }
+    EXPECT_FALSE(is_all_there()) << "no context can be there";
+    fclose(null);
+}
+
 TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
 {
     publish(1, 3, 0);
@@ -813,10 +863,11 @@ TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
     open();
     const cg_test::OpenHook hook([&](int, const char *) {
         if (getpriority(PRIO_PROCESS, 0) == own_nice) /* on Linux: of this thread */
-            return;
+            return 0;
         is_held = true;
         while (!may_go_on)
             std::this_thread::yield();
+        return 0;
     });
     std::thread keeper([this] { cg_fs_keep(fs->fs); });
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -910,7 +961,10 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
     EXPECT_EQ(n_removed, 0u);
     free(inos);
     {
-        const cg_test::OpenHook hook([&](int, const char *path) { looked_at.insert(path); });
+        const cg_test::OpenHook hook([&](int, const char *path) {
+            looked_at.insert(path);
+            return 0;
+        });
         EXPECT_EQ(
             cg_contexts_expire(dir.fd, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed),
             CG_OK);

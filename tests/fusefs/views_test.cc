@@ -177,6 +177,7 @@ TEST_F(ViewsTest, OneThatGoesWhileItIsLookedUpIsNotThere)
         const OpenHook goes([&](int, const char *name) {
             if (std::string(name) == "00000.kv")
                 ::unlink((store.path + "/" + at(3)).c_str());
+            return 0;
         });
         EXPECT_EQ(cg_fs_lookup(fs.fs, &fs.caller, folder, "00000.kv", &entry), ENOENT);
     }
