@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { MOST_TEXT_BYTES = 64 << 20 };
+
 typedef struct gc {
     int root_fd;
     cg_staging staging;
@@ -71,7 +73,10 @@ static bool has_line(int root_fd, const char *path, bool (*is_it)(void *user, co
     const int fd = cg_beneath_open(root_fd, path, O_RDONLY | O_NONBLOCK);
     if (fd < 0)
         return errno != ENOENT;
-    FILE *in = fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) ? fdopen(fd, "r") : NULL;
+    /* A longer one could be a single line, for which getline() would take as much memory. */
+    FILE *in = fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) && attr.st_size <= MOST_TEXT_BYTES
+                   ? fdopen(fd, "r")
+                   : NULL;
     if (in == NULL) {
         close(fd);
         return true;

@@ -574,6 +574,27 @@ TEST_F(SpaceTest, WhatAContextNamesWithoutALinkStays)
     cg_survey_free(&survey);
 }
 
+// A sparse one costs whoever made it nothing.
+TEST_F(SpaceTest, OfAContextJsonOnlySoMuchIsRead)
+{
+    const cg_test::Chunk chunk = publish(1, 1, 20)[0];
+    char hex[CG_KEY_HEX_BYTES];
+    cg_key_to_hex(&chunk.header.key, hex);
+    const std::string key = std::string("\"") + hex + "\"";
+    for (const bool is_behind : {false, true}) {
+        const off_t at = CG_MARKS_JSON_BYTES - (is_behind ? 1 : static_cast<off_t>(key.size()));
+        cg_survey survey;
+        dir.write("m/contexts/c/context.json", cg_test::Bytes());
+        const int fd = openat(dir.fd, "m/contexts/c/context.json", O_WRONLY | O_CLOEXEC);
+        EXPECT_EQ(pwrite(fd, key.data(), key.size(), at), static_cast<ssize_t>(key.size()));
+        ::close(fd);
+        ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+        ASSERT_EQ(survey.n_files, 1u);
+        EXPECT_EQ(survey.files[0].n_names_elsewhere, is_behind ? 0u : 1u);
+        cg_survey_free(&survey);
+    }
+}
+
 TEST_F(SpaceTest, AContextThatNamesNoLevelsNamesAll)
 {
     const cg_test::Chunk chunk = publish(1, 1, 20)[0];
