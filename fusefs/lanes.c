@@ -6,29 +6,35 @@ void cg_lanes_init(cg_lanes *lanes)
 {
     *lanes = (cg_lanes){.n_running = {0}};
     pthread_mutex_init(&lanes->lock, NULL);
-    cg_users_init(&lanes->changing, CG_LANE_USER_REQUESTS);
+    cg_users_init(&lanes->reading, CG_LANE_USER_READS);
+    cg_users_init(&lanes->changing, CG_LANE_USER_CHANGES);
     cg_users_init(&lanes->holding, CG_LANE_USER_BYTES);
 }
 
 void cg_lanes_destroy(cg_lanes *lanes)
 {
+    cg_users_destroy(&lanes->reading);
     cg_users_destroy(&lanes->changing);
     cg_users_destroy(&lanes->holding);
     pthread_mutex_destroy(&lanes->lock);
 }
 
-static bool counts(cg_lane lane, uid_t uid)
+/* Whose part of the lane counts; NULL: nobody's. */
+static cg_users *users_of(cg_lanes *lanes, cg_lane lane, uid_t uid)
 {
-    return lane == CG_LANE_CHANGE && uid != (uid_t)-1;
+    return uid == (uid_t)-1         ? NULL
+           : lane == CG_LANE_READ   ? &lanes->reading
+           : lane == CG_LANE_CHANGE ? &lanes->changing
+                                    : NULL;
 }
 
 /* The lock is held. */
 static bool take_place(cg_lanes *lanes, cg_lane lane, uid_t uid)
 {
+    cg_users *users = users_of(lanes, lane, uid);
     if (lane == CG_LANE_FREE)
         return true;
-    if (lanes->n_running[lane] >= CG_LANE_REQUESTS ||
-        (counts(lane, uid) && !cg_users_take(&lanes->changing, uid)))
+    if (lanes->n_running[lane] >= CG_LANE_REQUESTS || (users != NULL && !cg_users_take(users, uid)))
         return false;
     lanes->n_running[lane]++;
     return true;
@@ -72,12 +78,13 @@ static cg_lane_job *unlink_job(cg_lanes *lanes, cg_lane lane, cg_lane_job *befor
 cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid)
 {
     cg_lane_job *next = NULL, *before = NULL;
+    cg_users *users = users_of(lanes, lane, uid);
     if (lane == CG_LANE_FREE)
         return NULL;
     pthread_mutex_lock(&lanes->lock);
     lanes->n_running[lane]--;
-    if (counts(lane, uid))
-        cg_users_give_back(&lanes->changing, uid);
+    if (users != NULL)
+        cg_users_give_back(users, uid);
     /* The first whose user has a place free. Its place is the one that was just given back, or none
      * is taken: so no lane ever has more than its number. */
     for (cg_lane_job *job = lanes->first[lane]; job != NULL && next == NULL; job = job->next) {

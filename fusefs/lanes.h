@@ -2,7 +2,7 @@
  *
  * A request holds a thread until it is answered. Some take long: a check of a large file, or any
  * change while the store is frozen. So each kind of request has a lane, which takes a fixed number
- * of them. In the lane of changes each user has a smaller number. A request whose lane is full
+ * of them. Each user has a smaller number. A request whose lane is full
  * waits in line, and holds no thread. It holds memory, of which there is a limit for each user and
  * one for all.
  * Threads: any. The lanes have their own lock.
@@ -26,7 +26,7 @@ typedef enum cg_lane {
     CG_N_LANES = 3,
 } cg_lane;
 
-enum { CG_LANE_REQUESTS = 24, CG_LANE_USER_REQUESTS = 8 };
+enum { CG_LANE_REQUESTS = 24, CG_LANE_USER_READS = 16, CG_LANE_USER_CHANGES = 8 };
 /* What may wait. Small requests do not count: each keeps a thread of a program waiting, which takes
  * more of the kernel's memory, and some of them, as the last close of a file, must be done. */
 enum { CG_LANE_BYTES = 256 << 20, CG_LANE_USER_BYTES = 64 << 20, CG_LANE_SMALL_BYTES = 8192 };
@@ -43,7 +43,7 @@ typedef struct cg_lanes {
     pthread_mutex_t lock;
     uint32_t n_running[CG_N_LANES];
     cg_lane_job *first[CG_N_LANES], *last[CG_N_LANES];
-    cg_users changing;
+    cg_users reading, changing;
     cg_users holding; /* bytes of requests that wait; root's are not in it */
     uint64_t n_held_bytes;
 } cg_lanes;

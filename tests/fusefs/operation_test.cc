@@ -338,20 +338,31 @@ class LanesTest : public testing::Test
     cg_lanes lanes;
 };
 
-TEST_F(LanesTest, UserHasAPartOfTheChangesAndOthersTheRest)
+TEST_F(LanesTest, UserHasAPartOfALaneAndOthersTheRest)
 {
-    for (int i = 0; i < CG_LANE_USER_REQUESTS; i++)
-        EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_CHANGE, 1000));
-    EXPECT_FALSE(cg_lanes_begin(&lanes, CG_LANE_CHANGE, 1000));
-    EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_CHANGE, 1001));
-    EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_READ, 1000));
-    cg_lane_job mine{CG_LANE_CHANGE, 1000, nullptr}, more{CG_LANE_CHANGE, 1000, nullptr};
-    EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &mine));
-    EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &more));
-    EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_CHANGE, 1001), nullptr) << "not for this user";
-    EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_CHANGE, 1000), &mine);
-    EXPECT_EQ(cg_lanes_take_waiting(&lanes), &more);
-    EXPECT_EQ(cg_lanes_take_waiting(&lanes), nullptr);
+    const struct {
+        cg_lane lane, other;
+        int part;
+    } cases[] = {{CG_LANE_CHANGE, CG_LANE_READ, CG_LANE_USER_CHANGES},
+                 {CG_LANE_READ, CG_LANE_CHANGE, CG_LANE_USER_READS}};
+    for (const auto &[lane, other, part] : cases) {
+        SCOPED_TRACE(lane);
+        for (int i = 0; i < part; i++)
+            EXPECT_TRUE(cg_lanes_begin(&lanes, lane, 1000));
+        EXPECT_FALSE(cg_lanes_begin(&lanes, lane, 1000));
+        EXPECT_TRUE(cg_lanes_begin(&lanes, lane, 1001));
+        EXPECT_TRUE(cg_lanes_begin(&lanes, other, 1000));
+        cg_lane_job mine{lane, 1000, nullptr}, more{lane, 1000, nullptr};
+        EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &mine));
+        EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &more));
+        EXPECT_EQ(cg_lanes_end(&lanes, lane, 1001), nullptr) << "not for this user";
+        EXPECT_EQ(cg_lanes_end(&lanes, lane, 1000), &mine);
+        EXPECT_EQ(cg_lanes_take_waiting(&lanes), &more);
+        EXPECT_EQ(cg_lanes_take_waiting(&lanes), nullptr);
+        for (int i = 0; i < part; i++)
+            EXPECT_EQ(cg_lanes_end(&lanes, lane, 1000), nullptr);
+        EXPECT_EQ(cg_lanes_end(&lanes, other, 1000), nullptr);
+    }
 }
 
 TEST_F(LanesTest, BytesThatWaitHaveALimitForEachUserAndForAll)
@@ -381,9 +392,9 @@ TEST_F(LanesTest, FullLaneKeepsNoOtherLaneWaiting)
         EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_CHANGE, uid));
     cg_lane_job job{CG_LANE_CHANGE, 5000, nullptr};
     EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &job));
-    for (int i = 0; i < CG_LANE_REQUESTS; i++)
-        EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_READ, 0));
-    EXPECT_FALSE(cg_lanes_begin(&lanes, CG_LANE_READ, 0));
+    for (uid_t uid = 0; uid < CG_LANE_REQUESTS; uid++)
+        EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_READ, uid));
+    EXPECT_FALSE(cg_lanes_begin(&lanes, CG_LANE_READ, 5000));
     EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_FREE, 0));
     EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_FREE, 0), nullptr);
     EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_READ, 0), nullptr);
