@@ -55,6 +55,9 @@ typedef struct cg_fs_config {
     uint64_t scrub_bytes_per_s;  /* 0: no scrubber */
     unsigned dead_after_s;   /* other hosts: without a sign of our life; 0 = CG_STAGING_SILENT_S */
     size_t max_listed_files; /* 0: 200,000; cg_fs_is_crowded() */
+    /* Files and directories that a user may have open, each a descriptor here: then cg_fs_open(),
+     * cg_fs_create() and cg_fs_opendir() are ENFILE. Not root, nor our own user. 0: no limit. */
+    uint64_t max_user_files;
     /* One line, without a newline. Any thread; NULL: silence. */
     void (*log)(void *log_user, cg_log_level level, const char *line);
     void *log_user;
@@ -197,7 +200,8 @@ int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *va
 int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name);
 
 /* Directories: entries by offset, as readdir(3) and seekdir(3). "." and ".." included. */
-int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out);
+int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
+                  cg_fs_directory **directory_out);
 /* The entry at offset; *next_out is the offset of the one after it. At the end *entry_out is NULL.
  * Else it stays valid until the next call. */
 int cg_fs_readdir(cg_fs *fs, cg_fs_directory *directory, off_t offset,
@@ -215,7 +219,8 @@ void cg_fs_closedir(cg_fs_directory *directory);
 /* Files. */
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
-int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out);
+int cg_fs_open(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flags,
+               cg_fs_file **file_out);
 /* Says where the bytes of a read are. Nothing is copied, so that the kernel can take them from fd
  * by itself (splice). They count as read. Valid while the file is open. */
 void cg_fs_read(cg_fs *fs, const cg_fs_file *file, off_t offset, size_t n_bytes,

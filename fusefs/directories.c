@@ -17,6 +17,7 @@ struct cg_fs_directory {
     cg_fs_directory *next, *previous; /* of fs->directories */
     cg_fs_node *node;
     int fd;         /* -1: .cachegenfs */
+    uid_t opener;   /* whose part it is */
     DIR *dir;       /* of fd, from the first read on */
     char *path;     /* by which it was opened; "" of the root, and of one without a name */
     uint64_t epoch; /* of renames, from before that */
@@ -272,14 +273,22 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
     return remove_entry(fs, parent, name, AT_REMOVEDIR);
 }
 
-int cg_fs_opendir(cg_fs *fs, cg_fs_node *node, cg_fs_directory **directory_out)
+int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
+                  cg_fs_directory **directory_out)
 {
+    /* One of .cachegenfs takes none. */
+    const uid_t opener = node->control == CG_CONTROL_NONE ? caller->uid : 0;
+    *directory_out = NULL;
+    if (!cg_fs_take_descriptor(fs, opener))
+        return ENFILE;
     cg_fs_directory *directory = calloc(1, sizeof *directory);
     int error = 0, fd;
-    *directory_out = NULL;
-    if (directory == NULL)
+    if (directory == NULL) {
+        cg_fs_give_back_descriptor(fs, opener);
         return ENOMEM;
+    }
     directory->fs = fs;
+    directory->opener = opener;
     directory->fd = -1;
     directory->node = node;
     directory->is_root = node == fs->nodes.root;
@@ -412,6 +421,7 @@ void cg_fs_closedir(cg_fs_directory *directory)
         closedir(directory->dir);
     else if (directory->fd >= 0)
         close(directory->fd);
+    cg_fs_give_back_descriptor(directory->fs, directory->opener);
     free(directory->path);
     free(directory);
 }

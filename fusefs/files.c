@@ -72,14 +72,12 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
     return error;
 }
 
-int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
+static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
 {
     const bool writable = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
     const bool truncates = (flags & O_TRUNC) != 0;
     int error, fd;
     *file_out = NULL;
-    if (node->control != CG_CONTROL_NONE)
-        return open_control(fs, node, writable, file_out);
     if (writable && fs->read_only)
         return EROFS;
 
@@ -133,6 +131,28 @@ int cg_fs_open(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
     return error;
 }
 
+/* What is done with the user's part after the open that it was taken for. */
+static int settle(cg_fs *fs, const cg_fs_caller *caller, int error, cg_fs_file *file)
+{
+    if (error == 0)
+        file->opener = caller->uid;
+    else
+        cg_fs_give_back_descriptor(fs, caller->uid);
+    return error;
+}
+
+int cg_fs_open(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flags,
+               cg_fs_file **file_out)
+{
+    *file_out = NULL;
+    if (node->control != CG_CONTROL_NONE)
+        return open_control(fs, node, (flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY, file_out);
+    if (!cg_fs_take_descriptor(fs, caller->uid))
+        return ENFILE;
+    const int error = open_file(fs, node, flags, file_out);
+    return settle(fs, caller, error, *file_out);
+}
+
 /* What is to be created, and where. */
 typedef struct creation {
     const cg_fs_caller *caller;
@@ -150,7 +170,7 @@ static int open_existing(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
     if ((c->flags & O_EXCL) != 0)
         return EEXIST;
     int error = cg_fs_lookup(fs, c->caller, c->parent, c->name, entry_out);
-    if (error == 0 && (error = cg_fs_open(fs, entry_out->node, c->flags, file_out)) != 0)
+    if (error == 0 && (error = open_file(fs, entry_out->node, c->flags, file_out)) != 0)
         cg_fs_forget(fs, entry_out->node, 1);
     return error;
 }
@@ -233,10 +253,12 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         return EROFS;
     if ((error = cg_fs_name_is_free(fs, parent, name)) != 0)
         return error;
+    if (!cg_fs_take_descriptor(fs, caller->uid))
+        return ENFILE;
     pthread_rwlock_rdlock(&fs->names_lock);
     if ((error = cg_reach_dir(fs, parent, name, &c.dir_fd, &path)) != 0) {
         pthread_rwlock_unlock(&fs->names_lock);
-        return error;
+        return settle(fs, caller, error, NULL);
     }
     cg_tree_parse(path, &tree);
     free(path);
@@ -251,7 +273,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     else if (error == EEXIST)
         error = open_existing(fs, &c, entry_out, file_out);
     close(c.dir_fd);
-    return error;
+    return settle(fs, caller, error, *file_out);
 }
 
 /* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
@@ -285,6 +307,7 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
         free(file);
         return;
     }
+    const uid_t opener = file->opener;
     cg_open_file_leave(fs, file);
     /* After it has left the list: it must not count as one that is still being written. */
     if (file->pending != NULL)
@@ -292,4 +315,5 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
     else if (file->writable)
         adopt_ordinary(fs, file);
     cg_open_file_unuse(&fs->nodes, file);
+    cg_fs_give_back_descriptor(fs, opener);
 }

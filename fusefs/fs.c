@@ -79,6 +79,23 @@ bool cg_fs_wait(cg_fs *fs, uint64_t ns)
     return is_over;
 }
 
+/* Who can end the daemon need not be kept from anything. */
+static bool has_no_limit(uid_t uid)
+{
+    return uid == 0 || uid == geteuid();
+}
+
+bool cg_fs_take_descriptor(cg_fs *fs, uid_t uid)
+{
+    return has_no_limit(uid) || cg_users_take(&fs->open_users, uid);
+}
+
+void cg_fs_give_back_descriptor(cg_fs *fs, uid_t uid)
+{
+    if (!has_no_limit(uid))
+        cg_users_give_back(&fs->open_users, uid);
+}
+
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0 ||

@@ -68,6 +68,7 @@ struct cg_fs {
     cg_space space;
     cg_watch watch;
     cg_users pending_users;       /* each waiting file costs a descriptor */
+    cg_users open_users;          /* and each open file */
     cg_fs_pending *pendings;      /* under the nodes' lock, as is the next */
     cg_fs_directory *directories; /* open now, the latest first */
     cg_fs_pending *forgotten;     /* by the kernel, for cg_fs_discard(); under keep_lock */
@@ -90,6 +91,11 @@ void cg_fs_stand_back(void);
 
 /* Waits until ns have passed (false) or the mount is ending (true). */
 bool cg_fs_wait(cg_fs *fs, uint64_t ns);
+
+/* Before something is opened for a user. False: the user has as many open as may be
+ * (max_user_files). */
+bool cg_fs_take_descriptor(cg_fs *fs, uid_t uid);
+void cg_fs_give_back_descriptor(cg_fs *fs, uid_t uid);
 
 /* Whether this name in the root belongs to cachegenfs and is not shown. */
 bool cg_fs_is_hidden(const char *name);

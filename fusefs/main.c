@@ -38,14 +38,20 @@ static void log_line(void *user, cg_log_level level, const char *line)
         fprintf(stderr, "cachegenfs: %s\n", line);
 }
 
-/* Each open file costs a descriptor here. */
-static void raise_descriptor_limit(void)
+/* Each open file costs a descriptor here. Returns how many there may be of one user: half, and the
+ * rest is for others and for the daemon's own work. */
+static uint64_t raise_descriptor_limit(void)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return 0;
+    if (limit.rlim_cur < limit.rlim_max) {
+        const rlim_t before = limit.rlim_cur;
         limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+            limit.rlim_cur = before;
     }
+    return limit.rlim_cur / 2;
 }
 
 /* Passthrough over a file system that is stacked itself (overlayfs, a FUSE mount with
@@ -161,6 +167,7 @@ static int run(cg_options *options)
         .dead_after_s = options->dead_after_s,
         .model_quotas = options->model_quotas,
         .n_model_quotas = options->n_model_quotas,
+        .max_user_files = raise_descriptor_limit(),
         .config_text = options->config_text,
         .log = log_line,
         .log_user = &target,
@@ -247,7 +254,6 @@ int main(int argc, char **argv)
     default: break;
     }
     umask(0); /* the kernel has applied the caller's */
-    raise_descriptor_limit();
     const int result = run(&options);
     cg_options_destroy(&options);
     return result;

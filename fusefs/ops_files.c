@@ -60,8 +60,9 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
 void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     cg_mount *mount = cg_ops_mount(req);
+    const cg_fs_caller caller = cg_ops_caller(req);
     cg_fs_file *file;
-    const int error = cg_fs_open(mount->fs, cg_ops_node(mount, ino), fi->flags, &file);
+    const int error = cg_fs_open(mount->fs, &caller, cg_ops_node(mount, ino), fi->flags, &file);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
@@ -225,7 +226,8 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         fuse_reply_err(req, ENOSYS);
         return;
     }
-    const int error = cg_fs_opendir(mount->fs, cg_ops_node(mount, ino), &directory);
+    const cg_fs_caller caller = cg_ops_caller(req);
+    const int error = cg_fs_opendir(mount->fs, &caller, cg_ops_node(mount, ino), &directory);
     if (error != 0) {
         cg_ops_reply_error(req, error);
         return;
@@ -236,13 +238,15 @@ void cg_ops_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 }
 
 /* The directory of a request. One that the kernel has not opened is open for this request. */
-static int begin_directory(const cg_mount *mount, fuse_ino_t ino, const struct fuse_file_info *fi,
+static int begin_directory(fuse_req_t req, fuse_ino_t ino, const struct fuse_file_info *fi,
                            cg_fs_directory **directory_out)
 {
+    const cg_mount *mount = cg_ops_mount(req);
+    const cg_fs_caller caller = cg_ops_caller(req);
     *directory_out = directory_of(fi);
     return *directory_out != NULL
                ? 0
-               : cg_fs_opendir(mount->fs, cg_ops_node(mount, ino), directory_out);
+               : cg_fs_opendir(mount->fs, &caller, cg_ops_node(mount, ino), directory_out);
 }
 
 static void end_directory(const struct fuse_file_info *fi, cg_fs_directory *directory)
@@ -283,7 +287,7 @@ static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
     cg_fs_directory *directory = NULL;
     char *bytes = malloc(size);
     size_t n_bytes = 0;
-    int error = bytes == NULL ? ENOMEM : begin_directory(mount, ino, fi, &directory);
+    int error = bytes == NULL ? ENOMEM : begin_directory(req, ino, fi, &directory);
     const bool looks_up = plus && !cg_fs_is_crowded(fs);
     while (error == 0) {
         const struct dirent *entry;
@@ -332,7 +336,7 @@ void cg_ops_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 void cg_ops_fsyncdir(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
 {
     cg_fs_directory *directory;
-    int error = begin_directory(cg_ops_mount(req), ino, fi, &directory);
+    int error = begin_directory(req, ino, fi, &directory);
     (void)data_only;
     if (error == 0)
         error = cg_fs_syncdir(directory);

@@ -114,8 +114,9 @@ TEST_F(ProfileTest, IsInstalledAlsoWhenTheMountEndsBeforeItsLastClose)
         ASSERT_EQ(ending.write(file, good), 0);
         /* AddressSanitizer tells if these are not freed. */
         ASSERT_EQ(ending.open(".cachegenfs/metrics", O_RDONLY, &text), 0);
-        ASSERT_EQ(cg_fs_opendir(ending.fs, ending.find("m/contexts/c"), &directory), 0);
-        ASSERT_EQ(cg_fs_opendir(ending.fs, cg_fs_root(ending.fs), &root), 0);
+        ASSERT_EQ(cg_fs_opendir(ending.fs, &ending.caller, ending.find("m/contexts/c"), &directory),
+                  0);
+        ASSERT_EQ(cg_fs_opendir(ending.fs, &ending.caller, cg_fs_root(ending.fs), &root), 0);
         EXPECT_EQ(fs.look(path_of(good)), ENOENT);
     }
     EXPECT_EQ(fs.get(path_of(good)), good);
@@ -299,10 +300,10 @@ TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt)
               0);
     const Bytes first(chunk.bytes.begin(), chunk.bytes.begin() + 300),
         rest(chunk.bytes.begin() + 300, chunk.bytes.end());
-    ASSERT_EQ(cg_fs_open(fs.fs, entry.node, O_WRONLY, &file), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, entry.node, O_WRONLY, &file), 0);
     EXPECT_EQ(fs.write(file, first), 0);
     EXPECT_EQ(fs.close(file), EBADMSG);
-    ASSERT_EQ(cg_fs_open(fs.fs, entry.node, O_WRONLY, &file), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, entry.node, O_WRONLY, &file), 0);
     EXPECT_EQ(fs.write(file, rest, 300), 0);
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
@@ -374,16 +375,16 @@ TEST_F(FsTest, ANameInAFolderThatIsGoneHidesNoOther)
     const std::string folder = store.path + "/m/contexts/gone";
     store.write(CHUNK, chunk.bytes);
     cg_fs_node *node = fs.find(CHUNK);
-    ASSERT_EQ(cg_fs_open(fs.fs, node, O_RDONLY, &reader), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_RDONLY, &reader), 0);
     fs.mkdirs("m/contexts/gone/L1");
     ASSERT_EQ(::link((store.path + "/" + CHUNK).c_str(), (folder + "/L1/00000.kv").c_str()), 0);
     ASSERT_EQ(fs.find("m/contexts/gone/L1/00000.kv"), node);
     std::filesystem::remove_all(folder);
     ASSERT_EQ(fs.look("m/contexts/gone"), ENOENT);
-    EXPECT_EQ(cg_fs_open(fs.fs, node, O_RDWR, &again), EPERM) << "it is published";
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_RDWR, &again), EPERM) << "it is published";
     EXPECT_EQ(fs.close(reader), 0);
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), 0);
-    ASSERT_EQ(cg_fs_open(fs.fs, node, O_RDONLY, &again), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_RDONLY, &again), 0);
     EXPECT_EQ(fs.close(again), 0);
 }
 
@@ -397,8 +398,8 @@ class CircleTest : public FsTest
             fs.mkdirs(path);
         a = fs.find("m/a");
         b = fs.find("m/b");
-        EXPECT_EQ(cg_fs_opendir(fs.fs, a, &in_a), 0);
-        EXPECT_EQ(cg_fs_opendir(fs.fs, b, &in_b), 0);
+        EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, a, &in_a), 0);
+        EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, b, &in_b), 0);
     }
     ~CircleTest() override
     {
@@ -464,7 +465,7 @@ TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen)
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), 0);
     EXPECT_EQ(attr.st_size, 3);
     EXPECT_EQ(attr.st_nlink, 0u);
-    EXPECT_EQ(cg_fs_open(fs.fs, node, O_RDONLY, &again), 0);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_RDONLY, &again), 0);
     EXPECT_EQ(fs.close(again), 0);
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), ENOENT);
@@ -731,10 +732,10 @@ TEST_F(FsTest, AccessControlListsAreNotPassedOver)
     EXPECT_EQ(fs.open("m/file", O_RDONLY, &file), EACCES);
     EXPECT_EQ(fs.open("m/file", O_WRONLY, &file), EACCES);
     cg_fs_directory *directory;
-    EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c"), &directory), 0);
+    EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, fs.find("m/contexts/c"), &directory), 0);
     cg_fs_closedir(directory);
     ASSERT_TRUE(set_acl(store.path + "/m/contexts/c", "system.posix_acl_default"));
-    EXPECT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c"), &directory), EACCES);
+    EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, fs.find("m/contexts/c"), &directory), EACCES);
 
     std::string line;
     cg_fs *second;

@@ -27,12 +27,14 @@ using Bytes = std::vector<uint8_t>;
 class Fs
 {
   public:
-    explicit Fs(const std::string &store, bool read_only = false, uint64_t quota_bytes = 0)
+    explicit Fs(const std::string &store, bool read_only = false, uint64_t quota_bytes = 0,
+                uint64_t max_user_files = 0)
     {
         cg_fs_config config = {};
         config.store = store.c_str();
         config.read_only = read_only;
         config.quota_bytes = quota_bytes;
+        config.max_user_files = max_user_files;
         config.config_text = "a = b\n";
         config.log = [](void *self, cg_log_level, const char *line) {
             const std::lock_guard<std::mutex> hold(static_cast<Fs *>(self)->lock_);
@@ -153,7 +155,7 @@ class Fs
     {
         int error = 0;
         cg_fs_node *node = find(path, &error);
-        return node == nullptr ? error : cg_fs_open(fs, node, flags, file_out);
+        return node == nullptr ? error : cg_fs_open(fs, &caller, node, flags, file_out);
     }
     Bytes get(const std::string &path)
     {
@@ -212,7 +214,7 @@ class Fs
     {
         std::vector<std::string> names;
         cg_fs_directory *directory;
-        if (cg_fs_opendir(fs, find(path), &directory) != 0)
+        if (cg_fs_opendir(fs, &caller, find(path), &directory) != 0)
             return {"not a directory"};
         const struct dirent *entry;
         for (off_t at = 0, next = 0;

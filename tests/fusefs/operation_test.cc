@@ -324,6 +324,41 @@ TEST_F(FsTest, RootIsAsItIsWhenItIsAskedFor)
     EXPECT_FALSE(is_old);
 }
 
+TEST_F(FsTest, UserHasAPartOfTheDescriptorsAndOthersTheRest)
+{
+    store.write("m/file", Bytes{1});
+    Fs few(store.path, false, 0, 3);
+    few.mkdirs("m/contexts/c/L1");
+    ASSERT_EQ(few.put(CHUNK, chunk.bytes), 0);
+    const uid_t user = geteuid() + 1, neighbour = user + 1;
+    cg_fs_file *files[3], *one = nullptr;
+    cg_fs_directory *directories[2];
+    few.caller.uid = user;
+    cg_fs_node *folder = few.find("m"), *published = few.find(CHUNK);
+    for (int i = 0; i < 10; i++) // what fails takes no part
+        EXPECT_EQ(cg_fs_open(few.fs, &few.caller, published, O_WRONLY, &one), EPERM);
+    ASSERT_EQ(few.open("m/file", O_RDONLY, &files[0]), 0);
+    ASSERT_EQ(few.create(L1 + "/00001.kv", &files[1]), 0);
+    ASSERT_EQ(cg_fs_opendir(few.fs, &few.caller, folder, &directories[0]), 0);
+    EXPECT_EQ(few.open("m/file", O_RDONLY, &one), ENFILE);
+    EXPECT_EQ(few.create(L1 + "/00002.kv", &one), ENFILE);
+    EXPECT_EQ(cg_fs_opendir(few.fs, &few.caller, folder, &directories[1]), ENFILE);
+    EXPECT_NE(few.metric("published_total"), UINT64_MAX) << "that costs none";
+    for (const uid_t free : {neighbour, uid_t{0}, geteuid()}) {
+        few.caller.uid = free;
+        ASSERT_EQ(few.open("m/file", O_RDONLY, &one), 0) << free;
+        cg_fs_release(few.fs, one);
+    }
+    few.caller.uid = user;
+    cg_fs_release(few.fs, files[1]);
+    ASSERT_EQ(few.open("m/file", O_RDONLY, &files[1]), 0);
+    cg_fs_closedir(directories[0]);
+    ASSERT_EQ(few.open("m/file", O_RDONLY, &files[2]), 0);
+    EXPECT_EQ(few.open("m/file", O_RDONLY, &one), ENFILE);
+    for (cg_fs_file *file : files)
+        cg_fs_release(few.fs, file);
+}
+
 class LanesTest : public testing::Test
 {
   protected:

@@ -74,7 +74,7 @@ TEST_F(SealedTest, FileOfAMovedDirectoryCannotBeOpenedForWritingAfterItsCheck)
                   writer = std::thread([&] {
                       for (int i = 0; i < 2; i++) {
                           cg_fs_file *file;
-                          results[i] = cg_fs_open(fs.fs, nodes[i], O_RDWR, &file);
+                          results[i] = cg_fs_open(fs.fs, &fs.caller, nodes[i], O_RDWR, &file);
                           if (results[i] != 0)
                               continue;
                           {
@@ -174,10 +174,10 @@ TEST_F(SealedTest, OpeningWithTruncationWhatOthersReadPastTheDaemonChangesNothin
     ASSERT_EQ(fs.put("m/file", chunk.bytes), 0);
     cg_fs_node *node = fs.find("m/file");
     node->n_backed = 1; /* as for a reader who opened it by a strict name, which it had then */
-    EXPECT_EQ(cg_fs_open(fs.fs, node, O_WRONLY | O_TRUNC, &file), ETXTBSY);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_WRONLY | O_TRUNC, &file), ETXTBSY);
     EXPECT_EQ(store.read("m/file"), chunk.bytes);
     node->n_backed = 0;
-    ASSERT_EQ(cg_fs_open(fs.fs, node, O_WRONLY | O_TRUNC, &file), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_WRONLY | O_TRUNC, &file), 0);
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_TRUE(store.read("m/file").empty());
 }
@@ -230,13 +230,14 @@ TEST_F(TwoDaemonsTest, FileThatOnePublishesCannotBeOpenedForWritingInTheOther)
     {
         const FsyncHook hook([&](int fd) {
             if (!is_directory(fd) && during == 0)
-                during = cg_fs_open(second.fs, known, O_RDWR, &file);
+                during = cg_fs_open(second.fs, &second.caller, known, O_RDWR, &file);
             return 0;
         });
         ASSERT_EQ(fs.rename("m/part", CHUNK), 0);
     }
     EXPECT_EQ(during, ETXTBSY);
-    EXPECT_EQ(cg_fs_open(second.fs, known, O_RDWR, &file), ESTALE) << "by its old name";
+    EXPECT_EQ(cg_fs_open(second.fs, &second.caller, known, O_RDWR, &file), ESTALE)
+        << "by its old name";
     EXPECT_EQ(second.open(CHUNK, O_RDWR, &file), EPERM);
     expect_whole();
 }

@@ -119,7 +119,7 @@ TEST_F(ViewsTest, EntriesOfAnOpenDirectoryShowWhatTheirNamesShow)
         return entry.attr.st_size;
     };
     cg_fs_directory *directory, *root;
-    ASSERT_EQ(cg_fs_opendir(fs.fs, fs.find("m/contexts/c/L2"), &directory), 0);
+    ASSERT_EQ(cg_fs_opendir(fs.fs, &fs.caller, fs.find("m/contexts/c/L2"), &directory), 0);
     EXPECT_EQ(look(directory, "00000.kv", 0), static_cast<off_t>(cut(2).size()));
     EXPECT_EQ(look(directory, "00001.kv", ENOENT), -1);
     ASSERT_EQ(fs.rename("m/contexts/c", "m/contexts/d"), 0);
@@ -130,7 +130,7 @@ TEST_F(ViewsTest, EntriesOfAnOpenDirectoryShowWhatTheirNamesShow)
     EXPECT_EQ(look(directory, "00001.kv", 0), 0);
     cg_fs_release(fs.fs, file);
     cg_fs_closedir(directory);
-    ASSERT_EQ(cg_fs_opendir(fs.fs, cg_fs_root(fs.fs), &root), 0);
+    ASSERT_EQ(cg_fs_opendir(fs.fs, &fs.caller, cg_fs_root(fs.fs), &root), 0);
     EXPECT_EQ(look(root, ".cachegenfs-tmp", ENOENT), -1);
     cg_fs_closedir(root);
 }
@@ -419,8 +419,8 @@ TEST_F(ViewsTest, ViewWithoutAnyNameIsStillNotWritable)
     ASSERT_EQ(fs.open(at(2), O_RDONLY, &file), 0);
     for (int level = 1; level <= 3; level++)
         ASSERT_EQ(fs.unlink(at(level)), 0);
-    EXPECT_EQ(cg_fs_open(fs.fs, file->node, O_RDWR, &again), EPERM);
-    ASSERT_EQ(cg_fs_open(fs.fs, file->node, O_RDONLY, &again), 0);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, file->node, O_RDWR, &again), EPERM);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, file->node, O_RDONLY, &again), 0);
     Bytes bytes(nested.bytes.size());
     size_t n = 0;
     EXPECT_EQ(fs.read(again, bytes.data(), bytes.size(), 0, &n), 0);
@@ -447,11 +447,12 @@ TEST_F(ViewsTest, FileThatBecameAnotherIsStaleAndFoundAgainByName)
     /* In place: the same inode is now a chunk of one level. */
     const Chunk plain = make_chunk(nullptr, draw_tokens(16, 7), CG_L2, &profile, 20000);
     store.write(at(2), plain.bytes);
-    EXPECT_EQ(cg_fs_open(fs.fs, before, O_RDONLY, &file), ESTALE);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, before, O_RDONLY, &file), ESTALE);
     EXPECT_EQ(fs.get(at(2)), plain.bytes);
     cg_fs_node *whole = fs.find(at(2));
     store.write(at(2), nested.bytes);
-    EXPECT_EQ(cg_fs_open(fs.fs, whole, O_RDONLY, &file), ESTALE) << "all of it would be read";
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, whole, O_RDONLY, &file), ESTALE)
+        << "all of it would be read";
     EXPECT_EQ(fs.get(at(2)), cut(2));
 }
 

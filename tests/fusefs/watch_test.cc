@@ -296,7 +296,7 @@ TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
 {
     cg_fs_file *file;
     const auto is_unchanged = [&] {
-        EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &file), 0);
         const bool is = file->unchanged;
         cg_fs_release(fs.fs, file);
         return is;
@@ -325,12 +325,12 @@ TEST_F(WatchTest, WhatIsOpenForTheFirstTimeIsNotNoted)
     start();
     ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
     ASSERT_TRUE(comes([&] { return is_settled("m/file"); }));
-    ASSERT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &first), 0);
-    EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &second), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &first), 0);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &second), 0);
     EXPECT_FALSE(second->unchanged) << "the kernel may still have older pages";
     cg_fs_release(fs.fs, first);
     cg_fs_release(fs.fs, second);
-    EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &second), 0);
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &second), 0);
     EXPECT_TRUE(second->unchanged);
     cg_fs_release(fs.fs, second);
 }
@@ -341,7 +341,7 @@ TEST_F(WatchTest, AWriteThatEndsVoidsWhatWasNotedDuringIt)
 {
     cg_fs_file *file;
     const auto is_unchanged = [&] {
-        EXPECT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &file), 0);
         const bool is = file->unchanged;
         cg_fs_release(fs.fs, file);
         return is;
@@ -360,7 +360,7 @@ TEST_F(WatchTest, AWriteThatEndsVoidsWhatWasNotedDuringIt)
     EXPECT_FALSE(is_unchanged()) << "noted before its end";
     ASSERT_TRUE(comes(is_unchanged));
     ASSERT_TRUE(end_write());
-    ASSERT_EQ(cg_fs_open(fs.fs, fs.find("m/file"), O_RDONLY, &file), 0);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &file), 0);
     ASSERT_TRUE(end_write());
     cg_fs_release(fs.fs, file);
     EXPECT_FALSE(is_unchanged()) << "open at its end";
