@@ -874,6 +874,50 @@ TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
     cg_staging_close(&staging);
 }
 
+// The lease of one was taken away while it works. The other makes the room, and then what was cut
+// is published anew: the first still has the steps before it that were right for the old files.
+TEST_F(SpaceTest, TwoWhoMakeRoomAtOnceLoseNothingThatIsToStay)
+{
+    const std::vector<cg_test::Chunk> hot = publish(1, 3, 0), cold = publish(2, 6, 20);
+    open();
+    cg_test::Fs second(dir.path, false, QUOTA);
+    std::vector<const cg_test::Chunk *> anew;
+    bool has_begun = false;
+    {
+        const cg_test::FsyncHook hook([&](int) { // of the first one's first copy
+            if (has_begun)
+                return 0;
+            has_begun = true;
+            EXPECT_EQ(unlinkat(dir.fd, CG_STAGING_DIRECTORY "/evicting", 0), 0);
+            cg_space_tend(second.fs);
+            EXPECT_LE(used(), QUOTA / 100 * 90) << "the first one's copy, too";
+            for (const cg_test::Chunk &chunk : cold) {
+                if (levels_of(chunk) == (2u | 4u | 8u))
+                    continue;
+                anew.push_back(&chunk);
+                dir.write("m/new", chunk.bytes);
+                for (const unsigned level : {CG_L1, CG_L2, CG_L3}) {
+                    EXPECT_EQ(linkat(dir.fd, "m/new", dir.fd, "m/link", 0), 0);
+                    EXPECT_EQ(renameat(dir.fd, "m/link", dir.fd, path_of(chunk, level).c_str()), 0);
+                }
+                EXPECT_EQ(unlinkat(dir.fd, "m/new", 0), 0);
+            }
+            return 0;
+        });
+        cg_space_tend(fs->fs);
+    }
+    EXPECT_GT(anew.size(), 0u) << "both wanted the same to go";
+    for (const cg_test::Chunk *chunk : anew)
+        EXPECT_EQ(levels_of(*chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : hot)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    for (const cg_test::Chunk &chunk : cold)
+        EXPECT_TRUE(levels_of(chunk) & 8u) << "levels go before chunks";
+    EXPECT_EQ(second.metric("evict_errors_total") + metric("evict_errors_total"), 0u);
+    for (const std::string &name : dir.files(CG_STAGING_DIRECTORY))
+        EXPECT_NE(name.find("/lock"), std::string::npos) << name;
+}
+
 TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
 {
     const int own_nice = getpriority(PRIO_PROCESS, 0);
