@@ -1,10 +1,16 @@
 #include "iouring/io.h"
 
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,6 +30,15 @@ using cg_test::NEVER_BYTES;
 using cg_test::SECOND_NS;
 
 const size_t SIZES[] = {0, 1, 4095, 4096, 4097, (1 << 20) + 3};
+
+unsigned long pinned_kib()
+{
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+        if (line.rfind("VmPin:", 0) == 0)
+            return std::stoul(line.substr(6));
+    throw std::runtime_error("no VmPin");
+}
 
 class IoTest : public cg_test::IoFixture
 {
@@ -457,15 +472,8 @@ TEST_P(IoTest, ReusesBuffers)
 // A look-up has hundreds of them under way.
 TEST_P(IoTest, ReadsOfAFewBytesTakeAPageEachAndPinNothing)
 {
-    const auto pinned = [] { // KiB
-        std::ifstream status("/proc/self/status");
-        for (std::string line; std::getline(status, line);)
-            if (line.rfind("VmPin:", 0) == 0)
-                return std::stoul(line.substr(6));
-        throw std::runtime_error("no VmPin");
-    };
     dir.write("file", draw_bytes(300000, 1));
-    const unsigned long before = pinned();
+    const unsigned long before = pinned_kib();
     std::vector<Buffer> held;
     for (int i = 0; i < 20; i++) {
         ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, 100, CG_IO_CACHED, 1), CG_OK);
@@ -473,7 +481,7 @@ TEST_P(IoTest, ReadsOfAFewBytesTakeAPageEachAndPinNothing)
         ASSERT_NE(held.back(), nullptr);
         EXPECT_EQ(held.back()->capacity_bytes, 4096u);
     }
-    EXPECT_LE(pinned(), before); // rings of tests before this one are taken down by and by
+    EXPECT_LE(pinned_kib(), before); // rings of tests before this one are taken down by and by
 }
 
 TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers)
@@ -576,6 +584,109 @@ TEST(IoNewTest, ChoosesABackend)
     bad.backend = static_cast<cg_io_backend>(3);
     EXPECT_EQ(cg_io_new(&bad, &io), CG_ERR_INVALID_ARGUMENT);
     EXPECT_STREQ(cg_io_backend_name(CG_IO_URING), "io_uring");
+}
+
+// Runs in a process of its own, which may give up what it is allowed. What it returns is its exit
+// status; it says on stderr what is wrong.
+template <typename Run> int status_of_child(const Run &run)
+{
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(run());
+    int status = -1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+               ? WEXITSTATUS(status)
+               : -1;
+}
+
+int complain(const char *what)
+{
+    fprintf(stderr, "%s\n", what);
+    return 1;
+}
+
+// Reads the file of these bytes three times: the same buffer again.
+int read_thrice(cg_io *io, int dir_fd, const std::vector<uint8_t> &bytes)
+{
+    for (int i = 0; i < 3; i++) {
+        cg_io_completion done;
+        size_t n = 0;
+        if (cg_io_read(io, dir_fd, "file", bytes.size(), NEVER_BYTES, CG_IO_CACHED, 1) != CG_OK ||
+            cg_io_wait(io, 20 * SECOND_NS, &done, 1, &n) != CG_OK || n != 1)
+            return complain("a read does not complete");
+        const Buffer buffer(done.buffer);
+        if (done.status != CG_OK || buffer->n_bytes != bytes.size() ||
+            memcmp(buffer->data, bytes.data(), bytes.size()) != 0)
+            return complain("a read is wrong");
+    }
+    return 0;
+}
+
+// As in a container with a small --ulimit memlock.
+TEST(IoNewTest, WithoutLockedMemoryNothingIsPinned)
+{
+    char reason[256];
+    if (!cg_io_uring_reason(reason, sizeof reason))
+        CG_SKIP_OR_FAIL("uring", "nothing would be pinned: " << reason);
+    const cg_test::TempDir dir;
+    const std::vector<uint8_t> bytes = draw_bytes(300000, 1);
+    dir.write("file", bytes);
+    enum { PINNED = 2 };
+    const auto read = [&](cg_io_backend backend, rlim_t limit) {
+        const struct rlimit most = {limit, limit};
+        struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+        const struct __user_cap_data_struct sets[2] = {};
+        if (limit != RLIM_INFINITY &&
+            (setrlimit(RLIMIT_MEMLOCK, &most) != 0 || syscall(SYS_capset, &header, sets) != 0))
+            return complain("it may still lock memory");
+        const cg_io_config config = {backend, 0, 0, 0};
+        cg_io *io;
+        if (cg_io_new(&config, &io) != CG_OK)
+            return complain("no queue");
+        const unsigned long before = pinned_kib();
+        const int status = read_thrice(io, dir.fd, bytes);
+        return status == 0 && pinned_kib() > before ? PINNED : status;
+    };
+    // Enough for the rings, which newer kernels count, too, and not for a buffer.
+    EXPECT_EQ(status_of_child([&] { return read(CG_IO_URING, 256 << 10); }), 0);
+    // Not even for the rings: with those kernels threads read.
+    EXPECT_EQ(status_of_child([&] { return read(CG_IO_AUTO, 0); }), 0);
+    if (status_of_child([&] { return read(CG_IO_URING, RLIM_INFINITY); }) != PINNED)
+        GTEST_SKIP() << "nothing is pinned here in any case";
+}
+
+// As the default filters of containers.
+TEST(IoNewTest, WhereSeccompForbidsIoUringThreadsRead)
+{
+    const cg_test::TempDir dir;
+    const std::vector<uint8_t> bytes = draw_bytes(300000, 1);
+    dir.write("file", bytes);
+    EXPECT_EQ(status_of_child([&] {
+                  struct sock_filter filter[] = {
+                      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+                  };
+                  const struct sock_fprog program = {sizeof filter / sizeof filter[0], filter};
+                  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+                      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+                      return complain("no filter");
+                  cg_io *io;
+                  char reason[256];
+                  const cg_io_config config = {CG_IO_URING, 0, 0, 0};
+                  if (cg_io_new(&config, &io) != CG_ERR_UNSUPPORTED)
+                      return complain("io_uring is not refused");
+                  if (cg_io_uring_reason(reason, sizeof reason) ||
+                      strstr(reason, "seccomp") == nullptr)
+                      return complain(reason);
+                  if (cg_io_new(nullptr, &io) != CG_OK || cg_io_backend_in_use(io) != CG_IO_THREADS)
+                      return complain("no threads in its place");
+                  const int status = read_thrice(io, dir.fd, bytes);
+                  cg_io_free(io, SECOND_NS);
+                  return status;
+              }),
+              0);
 }
 
 } // namespace
