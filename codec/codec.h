@@ -47,9 +47,12 @@ typedef struct cg_decoder cg_decoder;
  * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
  * to its geometry, however small the file is. The decoder holds at most 4 bytes an element and 1
  * MiB: tables of the rotation, no more of them than layers, and with a joint matrix two bytes for
- * each shared component of a token. Time goes by the geometry, too, whatever the bytes are: a
- * symbol takes at most four words of its stream. With a profile of version 2 it has at most three
- * digits, so that the largest symbols take three times the products of small ones.
+ * each shared component of a token. The scratch memory of a thread is at most 24 bytes an element,
+ * as if the tokens were a multiple of 256, and 1 MiB: symbols of up to three levels take 2 bytes
+ * each, and the lists or tiles of 32 blocks the rest. Time goes by the geometry, too, whatever the
+ * bytes are: a symbol takes at most four words of its stream. From profile version 2 on it has at
+ * most three digits, so that the largest symbols take three times the products of small ones, with
+ * version 1 at most six times.
  *
  * CG_ERR_FOREIGN_PROFILE, CG_ERR_FOREIGN_MODEL, errors of cg_chunk_open(), CG_ERR_NO_MEMORY.
  */
