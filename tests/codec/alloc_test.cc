@@ -385,7 +385,7 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
     EXPECT_GT(n_joint, 3u);
 }
 
-// The bound that codec/codec.h states, however many tables of a rotation a profile has.
+// The bounds that codec/codec.h states, however many tables of a rotation a profile has.
 TEST_P(MemoryTest, ADecoderTakesAMultipleOfTheElements)
 {
     for (uint64_t seed = 0; seed < 12; seed++) {
@@ -426,6 +426,11 @@ TEST_P(MemoryTest, ADecoderTakesAMultipleOfTheElements)
         EXPECT_LE(state_bytes, 4 * n_elements + (1 << 20))
             << "seed=" << seed << " version=" << spec.version << " head_dim=" << spec.head_dim
             << " layers=" << spec.n_layers << " elements=" << n_elements;
+        const size_t of_whole =
+            cg_geometry_elements(&header.geometry, (n_tokens + 255) / 256 * 256);
+        EXPECT_LE(cg_decoder_scratch_bytes(decoder), 24 * of_whole + (1 << 20))
+            << "seed=" << seed << " version=" << spec.version << " head_dim=" << spec.head_dim
+            << " layers=" << spec.n_layers << " elements=" << of_whole;
         cg_decoder_free(decoder);
         free(chunk);
     }
