@@ -2,15 +2,21 @@
 // to symbols; prints JSON.
 //
 // usage: gpu_bench [quick]
+//        gpu_bench PROFILE CHUNK ...
 //
-// Caches and profiles are synthetic (tests/codec/profile_maker.h): what decoding takes depends on
-// how many components a level holds and how many symbols are not zero, so both are printed, and no
-// figure here is one of a real model. Of each figure: the median, least and most of the
-// repetitions; baseline and candidate in turn.
+// Without files, caches and profiles are synthetic (tests/codec/profile_maker.h): what decoding
+// takes depends on how many components a level holds and how many symbols are not zero, so both are
+// printed, and no such figure is one of a real model. With files, of a real profile and chunks of
+// one geometry, only decoding is measured, at each level that the chunks hold. Of each figure: the
+// median, least and most of the repetitions; baseline and candidate in turn. "Beside" a product
+// chunks are decoded as fast as can be; "beside 1 GB/s" as many bytes of chunks as that is, for
+// each of some products in a row. From pinned memory each chunk and its plan are copied first.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
 #include "device.h"
 #include "gpu_memory.h"
+
+#include <fstream>
 
 #ifdef CG_HAS_CUBLAS
 #include <cublas_v2.h>
@@ -21,7 +27,7 @@ namespace
 
 using namespace cg_test;
 
-const int REPETITIONS = 15;
+const int REPETITIONS = 15, N_STREAMS = 32, N_PRODUCTS = 16;
 
 struct Timer {
     cudaEvent_t begin, end;
@@ -55,7 +61,9 @@ class Product
     static const bool IS_THERE = true;
     Product()
     {
-        require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        int least, greatest;
+        require(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
+        require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "stream");
         if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS ||
             cublasSetStream(cublas, stream) != CUBLAS_STATUS_SUCCESS)
             throw std::runtime_error("cublas");
@@ -98,6 +106,8 @@ void print_spread(const char *name, std::vector<double> values, const char *end)
 // A chunk on the device, as many times as are in flight.
 struct Loaded {
     std::unique_ptr<GpuMemory> chunk, plan, scratch, status, piece, base, table;
+    std::unique_ptr<PinnedMemory> pinned; // the chunk, then the plan
+    size_t chunk_bytes = 0;
     cg_cuda_plan planned = {};
     cg_cuda_decode_params params = {};
 };
@@ -121,6 +131,10 @@ Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chu
     const uint32_t none = 0;
     out.chunk = std::make_unique<GpuMemory>(chunk.data(), chunk.size());
     out.plan = std::make_unique<GpuMemory>(plan.data(), out.planned.plan_bytes);
+    out.chunk_bytes = chunk.size();
+    out.pinned = std::make_unique<PinnedMemory>(chunk.size() + out.planned.plan_bytes);
+    memcpy(out.pinned->data(), chunk.data(), chunk.size());
+    memcpy(out.pinned->data() + chunk.size(), plan.data(), out.planned.plan_bytes);
     out.scratch = std::make_unique<GpuMemory>(out.planned.scratch_bytes);
     out.status = std::make_unique<GpuMemory>(&none, sizeof none);
     out.piece = std::make_unique<GpuMemory>(blocks.n_bytes);
@@ -141,19 +155,51 @@ Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chu
     return out;
 }
 
-// All chunks, dealt out to streams; begins and ends on the first.
-void decode_all(const std::vector<Loaded> &chunks, const std::vector<cudaStream_t> &streams,
-                cudaEvent_t event)
+void decode(const Loaded &chunk, cudaStream_t stream)
+{
+    require(cg_cuda_decode(&chunk.planned, &chunk.params, stream), "decode");
+}
+
+void upload(const Loaded &chunk, cudaStream_t stream)
+{
+    const uint8_t *const from = chunk.pinned->data();
+    require(cudaMemcpyAsync(chunk.chunk->data(), from, chunk.chunk_bytes, cudaMemcpyHostToDevice,
+                            stream),
+            "copy");
+    require(cudaMemcpyAsync(chunk.plan->data(), from + chunk.chunk_bytes, chunk.planned.plan_bytes,
+                            cudaMemcpyHostToDevice, stream),
+            "copy");
+}
+
+// work(chunk, stream) for all chunks, dealt out to streams; begins and ends on the first.
+template <class Work>
+void for_all(const std::vector<Loaded> &chunks, const std::vector<cudaStream_t> &streams,
+             cudaEvent_t event, const Work &work)
 {
     require(cudaEventRecord(event, streams[0]), "record");
     for (const cudaStream_t stream : streams)
         require(cudaStreamWaitEvent(stream, event, 0), "wait");
     for (size_t i = 0; i < chunks.size(); i++)
-        require(cg_cuda_decode(&chunks[i].planned, &chunks[i].params, streams[i % streams.size()]),
-                "decode");
+        work(chunks[i], streams[i % streams.size()]);
     for (const cudaStream_t stream : streams) {
         require(cudaEventRecord(event, stream), "record");
         require(cudaStreamWaitEvent(streams[0], event, 0), "wait");
+    }
+}
+
+// Products in a row, and with each the decoding of so many chunks, which begins when it begins.
+void multiply_beside(const Product &product, double n_chunks, const std::vector<Loaded> &chunks,
+                     const std::vector<cudaStream_t> &streams, cudaEvent_t event)
+{
+    size_t n_begun = 0;
+    for (int i = 0; i < N_PRODUCTS; i++) {
+        require(cudaEventRecord(event, product.stream), "record");
+        product.multiply();
+        for (; static_cast<double>(n_begun) < n_chunks * (i + 1); n_begun++) {
+            const cudaStream_t stream = streams[n_begun % streams.size()];
+            require(cudaStreamWaitEvent(stream, event, 0), "wait");
+            decode(chunks[n_begun % chunks.size()], stream);
+        }
     }
 }
 
@@ -190,60 +236,72 @@ ProfileSpec spec_of(const Case &c)
     return spec;
 }
 
-void measure(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
+// What is decoded: chunks of one geometry. More than there are chunks are in flight.
+struct Subject {
+    std::string name;
+    const cg_cuda_profile *laid; // NULL: L0
+    const GpuMemory *blob;
+    std::vector<Bytes> chunks;
+    size_t n_in_flight;
+};
+
+void measure(const Subject &subject, const Product &product,
+             const std::vector<cudaStream_t> &streams, bool is_last)
 {
-    const ProfileSpec spec = spec_of(c);
-    const Profile profile = make_profile(spec);
-    cg_cuda_profile *laid = nullptr;
-    if (cg_cuda_profile_new(profile.get(), &laid) != CG_OK)
-        throw std::runtime_error("profile");
-    Bytes blob_bytes(cg_cuda_profile_bytes(laid));
-    if (cg_cuda_profile_fill(laid, blob_bytes.data()) != CG_OK)
-        throw std::runtime_error("blob");
-    const GpuMemory blob(blob_bytes.data(), blob_bytes.size());
-    const uint32_t n_tokens = 256;
-    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, n_tokens);
-    Bytes chunk;
-    const auto tokens = make_tokens(n_tokens, 1);
-    const Bytes elements = make_elements(header, 1);
-    const cg_status status_of_encoder =
-        c.is_scaled
-            ? encode_scaled(profile.get(), header, tokens, elements, draw_scales(n_tokens, 1),
-                            c.level, &chunk, c.coarsest)
-            : encode(profile.get(), header, tokens, elements, c.level, &chunk, 8, c.coarsest);
-    if (status_of_encoder != CG_OK)
-        throw std::runtime_error("encode");
     std::vector<Loaded> chunks;
-    for (size_t i = 0; i < c.n_chunks; i++)
-        chunks.push_back(load(c.level != CG_L0 ? laid : nullptr, &blob, chunk));
-    const double out_bytes =
-        2.0 * static_cast<double>(cg_geometry_elements(&header.geometry, n_tokens));
-    const double all_bytes = out_bytes * static_cast<double>(c.n_chunks);
+    double coded_bytes = 0;
+    for (size_t i = 0; i < subject.n_in_flight; i++) {
+        const Bytes &chunk = subject.chunks[i % subject.chunks.size()];
+        chunks.push_back(load(subject.laid, subject.blob, chunk));
+        coded_bytes += static_cast<double>(chunk.size());
+    }
+    cg_chunk_header header;
+    if (cg_chunk_header_parse(subject.chunks[0].data(), subject.chunks[0].size(), &header) != CG_OK)
+        throw std::runtime_error("header");
+    const cg_geometry &g = header.geometry;
+    const uint32_t n_tokens = header.n_tokens;
+    const double out_bytes = static_cast<double>(cg_dtype_bytes(g.dtype)) *
+                             static_cast<double>(cg_geometry_elements(&g, n_tokens));
+    const double all_bytes = out_bytes * static_cast<double>(chunks.size());
     const GpuMemory copy(static_cast<size_t>(out_bytes)), copied(static_cast<size_t>(out_bytes));
 
     Timer timer;
     cudaEvent_t event;
     require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-    std::vector<double> one, many, memcpys, alone, beside;
+    std::vector<double> one, many, memcpys, alone, beside, paced, uploads, pinned;
     std::vector<std::vector<double>> passes(chunks[0].planned.n_passes);
     for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
-        const double t_one = timer.seconds(streams[0], [&] {
-            require(cg_cuda_decode(&chunks[0].planned, &chunks[0].params, streams[0]), "decode");
-        });
+        const double t_one = timer.seconds(streams[0], [&] { decode(chunks[0], streams[0]); });
         const double t_many =
-            timer.seconds(streams[0], [&] { decode_all(chunks, streams, event); });
+            timer.seconds(streams[0], [&] { for_all(chunks, streams, event, decode); });
+        const double t_uploads =
+            timer.seconds(streams[0], [&] { for_all(chunks, streams, event, upload); });
+        const double t_pinned = timer.seconds(streams[0], [&] {
+            for_all(chunks, streams, event, [](const Loaded &chunk, cudaStream_t stream) {
+                upload(chunk, stream);
+                decode(chunk, stream);
+            });
+        });
         const double t_copy = timer.seconds(streams[0], [&] {
             require(cudaMemcpyAsync(copied.data(), copy.data(), static_cast<size_t>(out_bytes),
                                     cudaMemcpyDeviceToDevice, streams[0]),
                     "copy");
         });
-        double t_alone = 0, t_beside = 0;
+        double t_alone = 0, t_beside = 0, t_paced = 0;
         if (Product::IS_THERE) {
             t_alone = timer.seconds(product.stream, [&] { product.multiply(); });
             t_beside = timer.seconds(product.stream, [&] {
                 product.multiply();
-                decode_all(chunks, streams, event);
+                for_all(chunks, streams, event, decode);
             });
+            require(cudaDeviceSynchronize(), "kernels");
+            const double n_chunks =
+                1e9 * t_alone / (coded_bytes / static_cast<double>(chunks.size()));
+            const double t_row = timer.seconds(
+                product.stream, [&] { multiply_beside(product, 0, chunks, streams, event); });
+            t_paced = timer.seconds(product.stream, [&] {
+                multiply_beside(product, n_chunks, chunks, streams, event);
+            }) / t_row;
         }
         require(cudaDeviceSynchronize(), "kernels");
         if (i < 3)
@@ -253,6 +311,9 @@ void measure(const Case &c, const Product &product, const std::vector<cudaStream
         memcpys.push_back(out_bytes / t_copy * 1e-9);
         alone.push_back(t_alone * 1e3);
         beside.push_back(t_beside / t_alone);
+        paced.push_back(t_paced);
+        uploads.push_back(coded_bytes / t_uploads * 1e-9);
+        pinned.push_back(all_bytes / t_pinned * 1e-9);
         for (uint32_t k = 0; k < chunks[0].planned.n_passes; k++) {
             cg_cuda_plan plan = chunks[0].planned;
             plan.n_passes = 1;
@@ -267,13 +328,16 @@ void measure(const Case &c, const Product &product, const std::vector<cudaStream
     require(cudaMemcpy(&status, chunks[0].params.status_dev, sizeof status, cudaMemcpyDeviceToHost),
             "copy");
     printf("   {\"case\": \"%s\", \"layers\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
-           "\"tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f, \"chunks\": %zu, "
+           "\"tokens\": %u, \"chunk_bytes\": %.0f, \"bits_per_element\": %.3f, \"chunks\": %zu, "
            "\"streams\": %zu, \"status\": %u,\n",
-           c.name, c.n_layers, c.n_kv_heads, c.head_dim, n_tokens, chunk.size(),
-           16.0 * static_cast<double>(chunk.size()) / out_bytes, c.n_chunks, streams.size(),
-           status);
+           subject.name.c_str(), g.n_layers, g.n_kv_heads, g.head_dim, n_tokens,
+           coded_bytes / static_cast<double>(chunks.size()),
+           8.0 * static_cast<double>(cg_dtype_bytes(g.dtype)) * coded_bytes / all_bytes,
+           chunks.size(), streams.size(), status);
     print_spread("one_chunk_us", one, ",");
     print_spread("decode_GBps", many, ",");
+    print_spread("from_pinned_memory_GBps", pinned, ",");
+    print_spread("copies_of_coded_bytes_GBps", uploads, ",");
     print_spread("memcpy_device_GBps", memcpys, ",");
     for (size_t k = 0; k < passes.size(); k++)
         print_spread((std::string("pass_") + std::to_string(k) + "_" +
@@ -282,13 +346,76 @@ void measure(const Case &c, const Product &product, const std::vector<cudaStream
                      passes[k], ",");
     if (Product::IS_THERE) {
         print_spread("matrix_product_8192_ms", alone, ",");
-        print_spread("matrix_product_beside_decoding_over_alone", beside, "");
+        print_spread("matrix_product_beside_decoding_over_alone", beside, ",");
+        print_spread("matrix_products_beside_1_GBps_over_alone", paced, "");
     } else {
         printf("    \"matrix_product\": \"not run: built without cuBLAS\"\n");
     }
-    printf("   },\n");
+    printf("   }%s\n", is_last ? "" : ",");
     (void)cudaEventDestroy(event);
-    cg_cuda_profile_free(laid);
+}
+
+void measure_case(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
+{
+    const ProfileSpec spec = spec_of(c);
+    const Profile profile = make_profile(spec);
+    const Laid laid(profile.get());
+    const GpuMemory blob(laid.blob.data(), laid.blob.size());
+    const uint32_t n_tokens = 256;
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_BF16, 0, n_tokens);
+    Bytes chunk;
+    const auto tokens = make_tokens(n_tokens, 1);
+    const Bytes elements = make_elements(header, 1);
+    const cg_status status =
+        c.is_scaled
+            ? encode_scaled(profile.get(), header, tokens, elements, draw_scales(n_tokens, 1),
+                            c.level, &chunk, c.coarsest)
+            : encode(profile.get(), header, tokens, elements, c.level, &chunk, 8, c.coarsest);
+    if (status != CG_OK)
+        throw std::runtime_error("encode");
+    measure({c.name, c.level != CG_L0 ? laid.profile : nullptr, &blob, {chunk}, c.n_chunks},
+            product, streams, false);
+}
+
+Bytes read_file(const std::string &path)
+{
+    std::ifstream in(path, std::ios::binary);
+    Bytes bytes{std::istreambuf_iterator<char>(in), {}};
+    if (bytes.empty())
+        throw std::runtime_error(path + " cannot be read");
+    return bytes;
+}
+
+// The files of a profile and of chunks: each level that all chunks hold.
+void measure_files(const std::vector<std::string> &paths, const Product &product,
+                   const std::vector<cudaStream_t> &streams)
+{
+    const Bytes profile_bytes = read_file(paths[0]);
+    const Profile profile = open_profile(profile_bytes);
+    const Laid laid(profile.get());
+    const GpuMemory blob(laid.blob.data(), laid.blob.size());
+    std::vector<Subject> subjects;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++) {
+        Subject subject = {"L" + std::to_string(level),
+                           level > 0 ? laid.profile : nullptr,
+                           &blob,
+                           {},
+                           std::max<size_t>(2 * N_STREAMS, paths.size() - 1)};
+        for (size_t i = 1; i < paths.size(); i++) {
+            Bytes chunk = read_file(paths[i]);
+            cg_chunk_header header;
+            if (cg_chunk_header_parse(chunk.data(), chunk.size(), &header) != CG_OK)
+                throw std::runtime_error(paths[i] + " is no chunk");
+            if (!cg_chunk_holds(&header, level))
+                continue;
+            chunk.resize(header.level_bytes[level]);
+            subject.chunks.push_back(chunk);
+        }
+        if (!subject.chunks.empty())
+            subjects.push_back(subject);
+    }
+    for (size_t i = 0; i < subjects.size(); i++)
+        measure(subjects[i], product, streams, i + 1 == subjects.size());
 }
 
 // ---- an encoder's projections ----
@@ -449,34 +576,39 @@ void measure_projection(const Case &c, cudaStream_t stream, bool is_last)
 
 int main(int argc, char **argv)
 {
-    const bool is_quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const std::vector<std::string> paths(argv + 1, argv + argc);
+    const bool is_quick = !paths.empty() && paths[0] == "quick";
     const std::vector<Case> cases = {
-        {"klt L2, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20},
-        {"klt L1 nested, SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 20},
-        {"klt L2 with a joint matrix, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 20, 320},
+        {"klt L2, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 64},
+        {"klt L1 nested, SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 64},
+        {"klt L2 with a joint matrix, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3, 64, 5, 64, 320},
         {"klt L2 with a joint matrix and steps of blocks, SmolLM2-135M", false, CG_L2, CG_L2, 30, 3,
-         64, 5, 20, 320, true},
-        {"klt L2, Llama-3.1-8B, groups of 1", false, CG_L2, CG_L2, 32, 8, 128, 1, 4},
-        {"paper L2, Llama-3.1-8B", true, CG_L2, CG_L2, 32, 8, 128, 4, 4},
-        {"L0, Llama-3.1-8B", true, CG_L0, CG_L0, 32, 8, 128, 4, 4},
+         64, 5, 64, 320, true},
+        {"klt L2, Llama-3.1-8B, groups of 1", false, CG_L2, CG_L2, 32, 8, 128, 1, 32},
+        {"paper L2, Llama-3.1-8B", true, CG_L2, CG_L2, 32, 8, 128, 4, 32},
+        {"L0, Llama-3.1-8B", true, CG_L0, CG_L0, 32, 8, 128, 4, 32},
     };
     const std::vector<Case> projected = {
         {"SmolLM2-135M", false, CG_L1, CG_L3, 30, 3, 64, 5, 1},
         {"SmolLM2-135M with a joint matrix", false, CG_L1, CG_L3, 30, 3, 64, 5, 1, 320},
         {"Llama-3.1-8B, groups of 1", false, CG_L1, CG_L3, 32, 8, 128, 1, 1},
     };
+    /* Else streams share eight queues, and wait for each other. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(N_STREAMS).c_str(), 1);
     try {
         require(cg_cuda_decode_prepare(), "prepare");
         const Product product;
-        std::vector<cudaStream_t> streams(8);
-        for (cudaStream_t &stream : streams)
-            require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        std::vector<cudaStream_t> streams(N_STREAMS);
+        for (cudaStream_t &stream : streams) /* of the lowest priority, as a connector's are */
+            require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), "stream");
         setvbuf(stdout, nullptr, _IOLBF, 0); /* what is measured stays when this is stopped */
         printf("[\n");
-        const size_t n = is_quick ? 1 : cases.size();
+        if (paths.size() > 1)
+            measure_files(paths, product, streams);
+        const size_t n = paths.size() > 1 ? 0 : is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
-            measure(cases[i], product, streams);
-        const size_t n_projected = is_quick ? 1 : projected.size();
+            measure_case(cases[i], product, streams);
+        const size_t n_projected = paths.size() > 1 ? 0 : is_quick ? 1 : projected.size();
         for (size_t i = 0; i < n_projected; i++)
             measure_projection(projected[i], streams[0], i + 1 == n_projected);
         printf("]\n");
