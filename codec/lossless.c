@@ -288,7 +288,7 @@ size_t cg_lossless_encode(unsigned dtype, const void *elements, size_t n_columns
     out = cg_put_zeros(dst, out, align);
     /* By the estimate, not by the coded bytes: the streams' sizes stand in front of them. */
     const size_t n_streams =
-        cg_rans_choose_streams(estimated_bits, w.n_strips, CG_RANS_STREAM_PERCENT);
+        cg_rans_choose_streams(estimated_bits, w.n_strips, n_rows, CG_RANS_STREAM_PERCENT);
     const cg_rans_run all = {n_rows, 0};
     out += cg_rans_encode(w.classes, w.strips, w.n_strips, &all, 1, n_streams, align, out,
                           (size_t)(dst + dst_bytes - out), w.words);

@@ -151,9 +151,10 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
     return cost / 256;
 }
 
-size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned percent)
+size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, size_t n_rows,
+                              unsigned percent)
 {
-    return cg_lane_choose_streams(estimated_bits, n_strips, percent);
+    return cg_lane_choose_streams(estimated_bits, n_strips, n_rows, percent);
 }
 
 size_t cg_rans_encode(const cg_rans_class *classes, const cg_rans_strip *strips, size_t n_strips,

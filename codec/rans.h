@@ -34,8 +34,9 @@ enum {
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,
     CG_RANS_STREAM_BYTES =
-        4 + 4 * CG_RANS_LANES,        /* table entry and lane states: what a stream costs */
-    CG_RANS_STREAM_PERCENT = 2,       /* of a matrix that streams may cost */
+        4 + 4 * CG_RANS_LANES,  /* table entry and lane states: what a stream costs */
+    CG_RANS_STREAM_PERCENT = 2, /* of a matrix that streams may cost */
+    CG_RANS_STREAM_ROWS = 4096, /* of a stream, if 1 percent is given: with 2 there are half */
     CG_RANS_SHORT_STREAM_PERCENT = 8, /* the same where they are to be short */
     CG_RANS_PACKED = 1,               /* align: streams lie one behind the other */
     CG_RANS_ALIGNED = 16,    /* align: the matrix and each stream begin at multiples of 16 bytes */
@@ -122,8 +123,11 @@ uint64_t cg_rans_estimate_bits(const cg_rans_class *classes, const cg_rans_strip
 
 /* How many streams to cut a matrix into, by its estimate. Threads and warps decode streams side by
  * side, but each costs CG_RANS_STREAM_BYTES. So it is as many as add at most so many percent, and
- * at least one. */
-size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, unsigned percent);
+ * at least one. Matrices with few bits a row would have the longest streams, and a GPU waits for
+ * the longest: so where one has more than CG_RANS_STREAM_ROWS / percent rows, there are more, as
+ * long as they add at most twice as much. */
+size_t cg_rans_choose_streams(uint64_t estimated_bits, size_t n_strips, size_t n_rows,
+                              unsigned percent);
 
 /* Writes the matrix, stream table and streams, to dst. align: CG_RANS_PACKED; or CG_RANS_ALIGNED,
  * with zeros behind the table and each stream. n_streams is at most n_strips, and 0 only without

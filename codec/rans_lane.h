@@ -226,14 +226,18 @@ CG_LANE uint32_t cg_lane_estimate_every(uint32_t n_rows)
 }
 
 /* cg_rans_choose_streams(). */
-CG_LANE uint32_t cg_lane_choose_streams(uint64_t estimated_bits, uint64_t n_strips,
+CG_LANE uint32_t cg_lane_choose_streams(uint64_t estimated_bits, uint64_t n_strips, uint64_t n_rows,
                                         uint32_t percent)
 {
-    const uint64_t affordable = estimated_bits / 8 * percent / (100 * CG_RANS_STREAM_BYTES),
-                   max_streams = CG_RANS_MAX_STREAMS,
+    const uint64_t unit_bytes = 100 * CG_RANS_STREAM_BYTES, max_streams = CG_RANS_MAX_STREAMS,
+                   affordable = estimated_bits / 8 * percent / unit_bytes,
+                   twice = estimated_bits / 8 * percent * 2 / unit_bytes,
+                   even = (n_strips * n_rows * percent + CG_RANS_STREAM_ROWS - 1) /
+                          CG_RANS_STREAM_ROWS,
+                   more = even < twice ? even : twice, n = more > affordable ? more : affordable,
                    most = n_strips < max_streams ? n_strips : max_streams;
     if (n_strips == 0)
         return 0;
-    return (uint32_t)(affordable < 1 ? 1 : affordable > most ? most : affordable);
+    return (uint32_t)(n < 1 ? 1 : n > most ? most : n);
 }
 #endif

@@ -77,7 +77,8 @@ uint8_t *cg_symbols_code(const cg_profile *profile, const cg_symbols *symbols, c
 {
     const uint64_t bits = cg_rans_estimate_bits(profile->classes, symbols->strips,
                                                 symbols->n_strips, symbols->runs, symbols->n_runs);
-    const size_t n_streams = cg_rans_choose_streams(bits, symbols->n_strips, stream_percent);
+    const size_t n_streams =
+        cg_rans_choose_streams(bits, symbols->n_strips, symbols->n_rows, stream_percent);
     const size_t bound_bytes =
         cg_rans_bound_bytes(symbols->strips, symbols->n_strips, symbols->n_rows, n_streams);
     /* Head, result, and the words on their way there. A head ends at a multiple of the alignment,

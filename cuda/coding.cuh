@@ -322,7 +322,7 @@ template <class Cta> CG_LANE void cg_cuda_code_block(Cta &cta, const cg_cuda_cod
     for (uint32_t s = cta.thread(); s < level.n_strips; s += CG_CUDA_CODING_THREADS)
         cost += level.costs_dev[s];
     const uint32_t n_streams = cg_lane_choose_streams(cg_cuda_add_up(cta, sums, cost) / 256,
-                                                      level.n_strips, c.stream_percent);
+                                                      level.n_strips, c.n_rows, c.stream_percent);
     if (part.first == 0 && cta.thread() == 0)
         *level.n_streams_dev = n_streams;
     if (part.first >= n_streams) /* so the whole block has none */

@@ -50,6 +50,7 @@ H100 = {
 }
 STREAM_BYTES = 132  # codec/rans.h: what a stream adds
 STREAM_PERCENT, SHORT_STREAM_PERCENT = 2, 8  # of a section, at most: as they are, and as short ones
+STREAM_ROWS = 4096  # codec/rans.h: of a stream, over the percent
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
 TILE_TOKENS, TILE_CHANNELS, WARPS, BAND, FREQUENCIES = 256, 128, 16, 32, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
@@ -356,7 +357,8 @@ def streams(matrix, level, bits, nested, percent):
     """(strips, streams) of a level's section, as cg_rans_choose_streams() cuts it. bits: an element, of this level."""
     n_strips = sum(1 for _ in strips(matrix, level, nested))
     affordable = bits / 8 * TILE_TOKENS * matrix["channels"] * percent / 100 / STREAM_BYTES
-    return n_strips, max(1, min(n_strips, int(affordable)))
+    even = math.ceil(n_strips * TILE_TOKENS // FREQUENCIES * percent / STREAM_ROWS)
+    return n_strips, max(1, min(n_strips, max(int(affordable), min(even, int(2 * affordable)))))
 
 
 def row_clocks(instructions, lookups, bits, columns):

@@ -712,15 +712,29 @@ TEST(Rans, StreamsAreAsManyAsTheirShareOfTheBytesPaysFor)
     const uint64_t bits = 8 * 50 * 132; // of which one stream is 2 %
     const struct {
         uint64_t bits;
-        size_t n_strips;
+        size_t n_strips, n_rows;
         unsigned percent;
         size_t want;
-    } cases[] = {{bits, 99, 2, 1},       {2 * bits - 8, 99, 2, 1}, {2 * bits, 99, 2, 2},
-                 {bits, 99, 8, 4},       {bits - 8, 99, 8, 3},     {0, 99, 8, 1},
-                 {99 * bits, 20, 2, 20}, {99 * bits, 0, 8, 0}};
+    } cases[] = {{bits, 99, 1, 2, 1},
+                 {2 * bits - 8, 99, 1, 2, 1},
+                 {2 * bits, 99, 1, 2, 2},
+                 {bits, 99, 1, 8, 4},
+                 {bits - 8, 99, 1, 8, 3},
+                 {0, 99, 1, 8, 1},
+                 {99 * bits, 20, 1, 2, 20},
+                 {99 * bits, 0, 1, 8, 0},
+                 // Long ones are cut, as long as that costs at most twice as much.
+                 {3 * bits, 64, 32, 2, 3},
+                 {3 * bits, 64, 96, 2, 3},
+                 {3 * bits, 65, 96, 2, 4},
+                 {3 * bits, 64, 1000, 2, 6},
+                 {bits / 2, 64, 1000, 2, 1},
+                 {bits, 64, 32, 8, 4},
+                 {bits, 65, 32, 8, 5},
+                 {bits, 64, 1000, 8, 8}};
     for (const auto &c : cases)
-        EXPECT_EQ(cg_rans_choose_streams(c.bits, c.n_strips, c.percent), c.want)
-            << c.bits << ' ' << c.percent;
+        EXPECT_EQ(cg_rans_choose_streams(c.bits, c.n_strips, c.n_rows, c.percent), c.want)
+            << c.bits << ' ' << c.n_rows << ' ' << c.percent;
 }
 
 TEST(Rans, NormalizedFrequenciesSumUpAndLeaveNoneOut)
