@@ -75,10 +75,12 @@ CG_LANE void cg_cuda_invert_joint(Cta &cta, const cg_cuda_pass &pass,
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile = job.first_tile + warp % CG_CUDA_KLT_COLUMNS,
                    first_row = job.first_row + tile_row * CG_CUDA_TILE_BLOCKS;
-    const bool has_work = tile < job.n_tiles && first_row < m.product.n_rows;
+    const bool has_column = tile < job.n_tiles,
+               has_work = has_column && first_row < m.product.n_rows;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row, has_work ? tile : 0, has_work,
-                (cg_cuda_klt_shared *)cta.shared(), &sums);
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row,
+                has_column ? tile : CG_CUDA_NO_TILE, has_work, (cg_cuda_klt_shared *)cta.shared(),
+                &sums, [] {});
     const uint32_t row = first_row + cta.lane() / 4 * 2;
     if (!has_work || row >= m.product.n_rows)
         return;

@@ -20,12 +20,6 @@
 
 enum {
     CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
-    CG_CUDA_PIECES = CG_CUDA_TILE_BYTES / 16,
-    /* What is known of a tile of digits, as bits: */
-    /* It is to be multiplied: its frequency has the band, or the other frequency of a pair has;
-     * and, for a tile of rests, it is not all zeros. */
-    CG_CUDA_IS_THERE = 1,
-    CG_CUDA_IS_LARGE = 2, /* some digits are not all of their cells */
 };
 
 /* A warp's channels. */
@@ -48,18 +42,21 @@ CG_LANE cg_cuda_columns cg_cuda_find_columns(const cg_cuda_klt &m, uint32_t want
     return c;
 }
 
-/* What tiles are, a byte for each frequency. */
-union cg_cuda_tiles {
-    uint8_t of[CG_DCT];
-    uint32_t words[CG_DCT / 4];
+/* Steps, and what their tiles of digits are, by row of tiles: a bit for each frequency. */
+struct cg_cuda_window {
+    cg_cuda_step steps[CG_CUDA_WINDOW_STEPS];
+    /* To be multiplied: the frequency has the band, or the other frequency of its pair has; and,
+     * for a tile of rests, it is not all zeros. Of steps behind the last one: none. */
+    uint8_t there[CG_CUDA_WINDOW_STEPS][CG_CUDA_KLT_ROWS];
+    uint8_t large[CG_CUDA_WINDOW_STEPS][CG_CUDA_KLT_ROWS]; /* digits are not all of their cells */
 };
 
 /* A thread block's shared memory. */
 struct cg_cuda_klt_shared {
-    /* Digits of a stage's steps, in tiles: [buffer][step][frequency][row of tiles]. */
+    /* Digits of a stage's steps, in tiles, and the elements of the basis that multiply them. */
     uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES];
-    cg_cuda_tiles tiles[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_ROWS];
-    cg_cuda_step steps[2][CG_CUDA_STAGE_STEPS];
+    uint8_t basis[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_COLUMNS][CG_CUDA_TILE_BYTES];
+    cg_cuda_window windows[2];
     /* Of the rows' tokens: their slots, or CG_CUDA_NOWHERE. */
     int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES];
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
@@ -102,40 +99,76 @@ CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, 
     return marks != 0;
 }
 
-/* Starts to fetch the digits of a stage's steps, and fetches what the tiles are. Each warp has a
- * tile of each step. */
+/* Fills a window with the steps from first_step on. Each warp takes some steps, and a lane a tile:
+ * of frequency lane % 8, row lane / 8. */
 template <class Cta>
-CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
+CG_LANE void cg_cuda_fill_window(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step, uint32_t first_row,
                                  cg_cuda_klt_shared *shared)
 {
-    static_assert(CG_CUDA_KLT_THREADS == CG_DCT * CG_CUDA_KLT_ROWS * CG_CUDA_PIECES, "a tile each");
-    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
-                   piece = cta.thread() % CG_CUDA_PIECES,
-                   row = cta.thread() / CG_CUDA_PIECES % CG_CUDA_KLT_ROWS,
-                   f = cta.thread() / CG_CUDA_PIECES / CG_CUDA_KLT_ROWS,
+    cg_cuda_window *const window = &shared->windows[first_step / CG_CUDA_WINDOW_STEPS % 2];
+    const uint32_t lane = cta.lane(), f = lane % CG_DCT, row = lane / CG_DCT,
                    tile_row = first_row / CG_CUDA_TILE_BLOCKS + row,
-                   n_bands = tile_row < m.n_tile_rows ? m.n_bands[f] : 0,
+                   n_bands = row < CG_CUDA_KLT_ROWS && tile_row < m.n_tile_rows ? m.n_bands[f] : 0,
                    pair_bands = n_bands > m.n_bands[f ^ 1] ? n_bands : m.n_bands[f ^ 1];
-    CG_UNROLL_NOT /* registers are for the sums */
-        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS && first_step + s < m.n_steps; s++)
-    {
-        const cg_cuda_step step = steps[first_step + s];
-        const uint64_t tile = m.tile_at[f] + step.band * m.n_tile_rows + tile_row;
-        uint8_t *const to = &shared->digits[buffer][s][f][row][16 * piece];
-        uint32_t is = step.band < pair_bands ? CG_CUDA_IS_THERE : 0;
-        if (step.is_rest != 0 && !cg_cuda_has_rest(m, scratch, f, step.band, tile_row))
-            is = 0;
-        if (is != 0 && step.band < n_bands)
-            cta.copy16(to, scratch + m.digits_at + tile * CG_CUDA_TILE_BYTES + 16 * piece);
-        else if (is != 0)
-            cta.clear16(to);
-        if (piece == 0) {
-            if (is != 0 && step.band < n_bands && scratch[m.large_at + tile] != 0)
-                is |= CG_CUDA_IS_LARGE;
-            shared->tiles[buffer][s][row].of[f] = (uint8_t)is;
-            shared->steps[buffer][s] = step; /* the same from all */
+    CG_UNROLL
+    for (uint32_t s = cta.thread() / CG_RANS_LANES; s < CG_CUDA_WINDOW_STEPS;
+         s += CG_CUDA_KLT_THREADS / CG_RANS_LANES) {
+        bool is_there = false, is_large = false;
+        cg_cuda_step step = {0, 0, 0, 0};
+        if (first_step + s < m.n_steps && row < CG_CUDA_KLT_ROWS) {
+            step = steps[first_step + s];
+            is_there = step.band < pair_bands &&
+                       (step.is_rest == 0 || cg_cuda_has_rest(m, scratch, f, step.band, tile_row));
+            is_large =
+                is_there && step.band < n_bands &&
+                scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows + tile_row] != 0;
         }
+        const uint32_t there = cta.ballot(is_there), large = cta.ballot(is_large);
+        if (lane == 0)
+            window->steps[s] = step;
+        if (lane < CG_CUDA_KLT_ROWS) {
+            window->there[s][lane] = (uint8_t)(there >> CG_DCT * lane);
+            window->large[s][lane] = (uint8_t)(large >> CG_DCT * lane);
+        }
+    }
+}
+
+/* What a warp fetches of each step: the tile of digits of its row and of the frequency whose number
+ * its column has; and of its column's basis, which the rows of tiles share, every
+ * CG_CUDA_KLT_ROWS-th step. Addresses are the lane's. */
+struct cg_cuda_sources {
+    const uint8_t *digits; /* of band 0 */
+    const uint8_t *basis;  /* of step 0; NULL: there is no such column */
+    uint32_t n_bands, band_bytes;
+};
+
+/* Starts to fetch what a stage's steps multiply. Their window is filled. */
+template <class Cta>
+CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_sources &from, uint32_t first_step,
+                                 uint32_t n_steps, cg_cuda_klt_shared *shared)
+{
+    static_assert((int)CG_CUDA_KLT_COLUMNS == (int)CG_DCT &&
+                      (int)CG_CUDA_TILE_BYTES == 16 * (int)CG_RANS_LANES,
+                  "a tile each");
+    const cg_cuda_window &window = shared->windows[first_step / CG_CUDA_WINDOW_STEPS % 2];
+    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
+                   at = first_step % CG_CUDA_WINDOW_STEPS, warp = cta.thread() / CG_RANS_LANES,
+                   row = warp / CG_CUDA_KLT_COLUMNS, f = warp % CG_CUDA_KLT_COLUMNS,
+                   lane_at = 16 * cta.lane();
+    CG_UNROLL
+    for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
+        const cg_cuda_step step = window.steps[at + s];
+        if (s % CG_CUDA_KLT_ROWS == row && from.basis != nullptr && first_step + s < n_steps)
+            cta.copy16(&shared->basis[buffer][s][f][lane_at],
+                       from.basis + (uint64_t)step.number * CG_CUDA_TILE_BYTES);
+        if ((window.there[at + s][row] >> f & 1) == 0)
+            continue;
+        uint8_t *const to = &shared->digits[buffer][s][f][row][lane_at];
+        if (step.band < from.n_bands)
+            cta.copy16(to, from.digits + (uint64_t)step.band * from.band_bytes);
+        else
+            cta.clear16(to);
     }
 }
 
@@ -180,19 +213,19 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_product &m, const uint8_t
     }
 }
 
-/* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. */
+/* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. there,
+ * large: as a window has them. */
 template <class Cta>
 CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                               const uint8_t (*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES],
-                              const cg_cuda_tiles *tiles, uint32_t band, uint32_t first_row,
+                              uint32_t there, uint32_t large, uint32_t band, uint32_t first_row,
                               const uint32_t basis[4], cg_cuda_sums *sums)
 {
-    const uint32_t all[2] = {tiles->words[0], tiles->words[1]};
     /* Frequencies have fewer bands the higher they are. Tiles of zeros are multiplied: there are
      * few, and to look costs more. */
     CG_UNROLL
     for (uint32_t f = 0; f < CG_DCT; f += 2) {
-        if ((all[f / 4] & CG_CUDA_IS_THERE << 8 * (f % 4)) == 0)
+        if ((there & 1u << f) == 0)
             continue;
         CG_UNROLL
         for (uint32_t g = f; g < f + 2; g++) {
@@ -202,10 +235,10 @@ CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t 
             cta.multiply(sums->of[g][1], a, basis + 2);
         }
     }
-    if (((all[0] | all[1]) & 0x01010101u * CG_CUDA_IS_LARGE) == 0)
+    if (large == 0)
         return;
     for (uint32_t f = 0; f < CG_DCT; f++) {
-        if ((tiles->of[f] & CG_CUDA_IS_LARGE) != 0)
+        if ((large >> f & 1) != 0)
             cg_cuda_add_large(cta, m, scratch, f, band, first_row, basis, sums);
     }
 }
@@ -344,48 +377,65 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
     }
 }
 
+#define CG_CUDA_NO_TILE UINT32_MAX /* of a column that is not there */
+
 /* The sums of a warp's rows and columns. All threads come here, for the barriers; a warp without
- * rows or columns only helps to fetch. */
-template <class Cta>
+ * rows or columns only helps to fetch. meanwhile(): what else a thread does before the first
+ * barrier. */
+template <class Cta, class Meanwhile>
 CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
                          uint32_t first_row, uint32_t tile_row, uint32_t tile, bool has_work,
-                         cg_cuda_klt_shared *shared, cg_cuda_sums *sums)
+                         cg_cuda_klt_shared *shared, cg_cuda_sums *sums, Meanwhile meanwhile)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev,
                   *scratch = (const uint8_t *)params.scratch_dev;
     const cg_cuda_step *steps = (const cg_cuda_step *)(blob + m.steps_at);
-    const uint8_t *basis =
-        blob + m.basis_at + ((uint64_t)tile * m.n_all_steps * CG_RANS_LANES + cta.lane()) * 16;
-    const uint32_t n_steps = m.n_steps;
+    static_assert(CG_CUDA_WINDOW_STEPS % CG_CUDA_STAGE_STEPS == 0 &&
+                      CG_CUDA_WINDOW_STEPS >= 2 * CG_CUDA_STAGE_STEPS,
+                  "a window is filled a stage before it is needed");
+    const uint32_t n_steps = m.n_steps, column = cta.thread() / CG_RANS_LANES % CG_CUDA_KLT_COLUMNS,
+                   row = first_row / CG_CUDA_TILE_BLOCKS + tile_row;
+    const cg_cuda_sources from = {
+        scratch + m.digits_at + ((uint64_t)m.tile_at[column] + row) * CG_CUDA_TILE_BYTES +
+            16 * cta.lane(),
+        tile != CG_CUDA_NO_TILE
+            ? blob + m.basis_at + ((uint64_t)tile * m.n_all_steps * CG_RANS_LANES + cta.lane()) * 16
+            : nullptr,
+        row < m.n_tile_rows ? m.n_bands[column] : 0, m.n_tile_rows * CG_CUDA_TILE_BYTES};
     uint32_t shift = n_steps > 0 ? steps[0].shift : 0;
+    cg_cuda_fill_window(cta, m, scratch, steps, 0, first_row, shared);
+    meanwhile();
+    cta.barrier();
     if (n_steps > 0)
-        cg_cuda_fetch_stage(cta, m, scratch, steps, 0, first_row, shared);
+        cg_cuda_fetch_stage(cta, from, 0, n_steps, shared);
     for (uint32_t first = 0; first < n_steps; first += CG_CUDA_STAGE_STEPS) {
-        const uint32_t buffer = first / CG_CUDA_STAGE_STEPS % 2;
+        const uint32_t next = first + CG_CUDA_STAGE_STEPS, behind = next + CG_CUDA_STAGE_STEPS,
+                       buffer = first / CG_CUDA_STAGE_STEPS % 2;
         cta.wait_copies();
         cta.barrier(); /* this stage has come, and nobody reads the one before any more */
-        if (first + CG_CUDA_STAGE_STEPS < n_steps)
-            cg_cuda_fetch_stage(cta, m, scratch, steps, first + CG_CUDA_STAGE_STEPS, first_row,
-                                shared);
+        if (next < n_steps)
+            cg_cuda_fetch_stage(cta, from, next, n_steps, shared);
+        if (behind % CG_CUDA_WINDOW_STEPS == 0 && behind < n_steps)
+            cg_cuda_fill_window(cta, m, scratch, steps, behind, first_row, shared);
         if (!has_work)
             continue;
-        const uint32_t n =
-            n_steps - first < CG_CUDA_STAGE_STEPS ? n_steps - first : (uint32_t)CG_CUDA_STAGE_STEPS;
+        const cg_cuda_window &window = shared->windows[first / CG_CUDA_WINDOW_STEPS % 2];
         const uint8_t(*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES] =
             (const uint8_t(*)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES]) &
             shared->digits[buffer][0][0][tile_row][16 * cta.lane()];
-        const cg_cuda_tiles *tiles = &shared->tiles[buffer][0][tile_row];
         CG_UNROLL_NOT
-        for (uint32_t s = 0; s < n; s++, digits += CG_DCT, tiles += CG_CUDA_KLT_ROWS) {
-            if ((tiles->words[0] | tiles->words[1]) == 0)
+        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++, digits += CG_DCT) {
+            const uint32_t at = first % CG_CUDA_WINDOW_STEPS + s,
+                           there = window.there[at][tile_row];
+            if (there == 0)
                 continue; /* of rests often, of others never */
-            const cg_cuda_step step = shared->steps[buffer][s];
+            const cg_cuda_step step = window.steps[at];
             uint32_t fragment[4];
-            cta.load16(fragment, basis + (uint64_t)step.number * (CG_RANS_LANES * 16));
+            cta.load_shared16(fragment, &shared->basis[buffer][s][column][16 * cta.lane()]);
             if (step.shift != shift)
                 cg_cuda_shift_sums(sums, shift - step.shift);
             shift = step.shift;
-            cg_cuda_add_step(cta, m, scratch, digits, tiles, step.band,
+            cg_cuda_add_step(cta, m, scratch, digits, there, window.large[at][tile_row], step.band,
                              first_row + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
         }
     }
@@ -410,15 +460,13 @@ CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode
     }
 }
 
+/* Where a thread block's rows and columns lie, for all its warps. */
 template <class Cta>
-CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
-                                const cg_cuda_decode_params &params)
+CG_LANE void cg_cuda_find_places(Cta &cta, const cg_cuda_klt &m,
+                                 const cg_cuda_decode_params &params, const cg_cuda_klt_job &job,
+                                 cg_cuda_klt_shared *shared)
 {
-    const uint8_t *const plan = (const uint8_t *)params.plan_dev;
-    const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
-    const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
-    cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
-    const cg_cuda_row *rows = (const cg_cuda_row *)(plan + m.rows_at);
+    const cg_cuda_row *rows = (const cg_cuda_row *)((const uint8_t *)params.plan_dev + m.rows_at);
     bool is_outside = false;
     for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
         const uint32_t in_job = i / CG_DCT, row = job.first_row + in_job;
@@ -440,15 +488,26 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
         cta.raise(params.status_dev, CG_ERR_INVALID_ARGUMENT);
     if (cta.thread() < CG_CUDA_KLT_COLUMNS)
         shared->columns[cta.thread()] = cg_cuda_find_columns(m, job.first_tile + cta.thread());
-    cta.barrier();
+}
 
+template <class Cta>
+CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
+                                const cg_cuda_decode_params &params)
+{
+    const uint8_t *const plan = (const uint8_t *)params.plan_dev;
+    const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
+    const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
+    cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
     const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
                    tile_column = warp % CG_CUDA_KLT_COLUMNS;
-    const bool has_work = job.first_tile + tile_column < job.n_tiles &&
-                          job.first_row + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
+    const bool has_column = job.first_tile + tile_column < job.n_tiles,
+               has_work =
+                   has_column && job.first_row + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
+    const uint32_t tile =
+        has_column ? cg_cuda_find_columns(m, job.first_tile + tile_column).tile : CG_CUDA_NO_TILE;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row,
-                has_work ? shared->columns[tile_column].tile : 0, has_work, shared, &sums);
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row, tile, has_work, shared, &sums,
+                [&] { cg_cuda_find_places(cta, m, params, job, shared); });
     if (!has_work)
         return;
     if (m.target.dtype == CG_DTYPE_BF16)

@@ -39,12 +39,13 @@ enum {
     CG_CUDA_KLT_ROWS = 2,
     CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_CUDA_KLT_ROWS * CG_RANS_LANES,
     CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
-    CG_CUDA_STAGE_STEPS = 4, /* steps whose symbols are fetched together */
+    CG_CUDA_STAGE_STEPS = 3,   /* steps that are fetched together */
+    CG_CUDA_WINDOW_STEPS = 48, /* that are looked at together: a whole number of stages */
     CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
     CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
     CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
-    CG_CUDA_KLT_SHARED_BYTES = 70 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+    CG_CUDA_KLT_SHARED_BYTES = 78 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
     CG_CUDA_ROTATION_THREADS = 256,
 };

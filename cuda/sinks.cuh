@@ -15,16 +15,18 @@ struct cg_cuda_symbols_sink {
     static constexpr bool IS_EXACT = false, REFINES = true;
     const cg_cuda_product &m;
     uint8_t *const scratch;
+    const uint32_t n_rows; /* here: what is behind m may have changed after each store */
     const bool is_finest;
     /* Of the lane's column, in the pair of rows at hand. */
     int16_t *cell = nullptr;
     int8_t *digit = nullptr;
-    uint64_t tile = 0; /* of row 0 */
+    uint8_t *large = nullptr; /* of row 0's tile */
     bool has_column = false, has_digit = false;
 
     CG_LANE_METHOD cg_cuda_symbols_sink(const cg_cuda_decode_params &params,
                                         const cg_cuda_product &product)
-        : m(product), scratch((uint8_t *)params.scratch_dev), is_finest(product.is_finest != 0)
+        : m(product), scratch((uint8_t *)params.scratch_dev), n_rows(product.n_rows),
+          is_finest(product.is_finest != 0)
     {
     }
     CG_LANE_METHOD bool is_outside() const
@@ -37,7 +39,7 @@ struct cg_cuda_symbols_sink {
         const uint64_t at = (uint64_t)first * CG_CUDA_TILE_BYTES + cg_cuda_cell(0, column);
         cell = (int16_t *)(scratch + m.cells_at) + at;
         digit = (int8_t *)(scratch + m.digits_at) + at;
-        tile = m.large_at + first;
+        large = scratch + m.large_at + first;
     }
     CG_LANE_METHOD void strip(const cg_cuda_strip &strip, uint32_t lane)
     {
@@ -52,13 +54,14 @@ struct cg_cuda_symbols_sink {
         has_digit = has_column && is_finest;
         find(strip.frequency, has_column ? strip.column + lane : 0);
     }
-    CG_LANE_METHOD int32_t coarse() const
+    /* Any cell where there is no such row: nothing may look at what is loaded, or it would wait. */
+    CG_LANE_METHOD int32_t coarse(uint32_t row) const
     {
-        return has_column && m.n_rows > 0 ? *cell : 0;
+        return cell[row < n_rows ? cg_cuda_cell(row, 0) : 0];
     }
     template <uint32_t ROW> CG_LANE_METHOD int32_t next_coarse(uint32_t row) const
     {
-        return has_column && row + 1 < m.n_rows ? cell[cg_cuda_cell(ROW + 1, 0)] : 0;
+        return cell[cg_cuda_cell(row + 2 < n_rows ? ROW + 2 : ROW, 0)];
     }
     template <uint32_t ROW>
     CG_LANE_METHOD void store(uint32_t row, int32_t v, bool may_be_large, bool *)
@@ -68,7 +71,7 @@ struct cg_cuda_symbols_sink {
         if (has_digit)
             digit[cg_cuda_cell(ROW, 0)] = (int8_t)v;
         if (may_be_large && has_digit && v != (int8_t)v)
-            scratch[tile + row / CG_CUDA_TILE_BLOCKS] = 1;
+            large[row / CG_CUDA_TILE_BLOCKS] = 1;
         if (ROW == 1) {
             cell += cg_cuda_cell(2, 0);
             digit += cg_cuda_cell(2, 0);
@@ -101,12 +104,13 @@ struct cg_cuda_run {
     const cg_cuda_target &target;
     const cg_cuda_blocks &blocks;
     const int64_t stride;
-    uint64_t at = 0;   /* an address */
-    uint32_t left = 0; /* tokens: the same for all lanes */
+    const uint32_t dtype; /* here: what is behind target may have changed after each store */
+    uint64_t at = 0;      /* an address */
+    uint32_t left = 0;    /* tokens: the same for all lanes */
     bool is_there = false, is_outside = false;
 
     CG_LANE_METHOD cg_cuda_run(const cg_cuda_target &t, const cg_cuda_blocks &b)
-        : target(t), blocks(b), stride(b.token_stride[t.plane])
+        : target(t), blocks(b), stride(b.token_stride[t.plane]), dtype(t.dtype)
     {
     }
     CG_LANE_METHOD void find(const cg_cuda_channel &channel, uint32_t token, uint32_t most)
@@ -129,7 +133,7 @@ struct cg_cuda_run {
     CG_LANE_METHOD void store(uint32_t bits)
     {
         if (is_there)
-            cg_cuda_store(target.dtype, (uint8_t *)at, bits);
+            cg_cuda_store(dtype, (uint8_t *)at, bits);
         at += (uint64_t)stride;
         left--;
     }
@@ -140,8 +144,13 @@ struct cg_cuda_exponents_sink {
     const cg_cuda_exact &m;
     const cg_lossless_split split;
     const uint8_t *const all_low;
-    const uint32_t pitch; /* of rows of low bytes */
-    const uint8_t *low = nullptr;
+    const uint32_t pitch, n_rows; /* pitch: of rows of low bytes */
+    /* The low bytes of this row and the next one, by row modulo 2, where elements have one: they
+     * have come when they are needed, because nothing looks at them before. */
+    uint32_t low[2] = {0, 0};
+    const uint8_t *next_low = nullptr, *column_low = nullptr;
+    const uint8_t *const anything; /* that may be read */
+    const uint32_t step;           /* of next_low */
     cg_cuda_channel channel = {};
     cg_cuda_run run;
     bool has_column = false;
@@ -150,7 +159,9 @@ struct cg_cuda_exponents_sink {
                                           const cg_cuda_exact &exact)
         : m(exact), split(cg_lane_split(exact.target.dtype)),
           all_low((const uint8_t *)params.chunk_dev + exact.low_at),
-          pitch(exact.n_columns * split.low_bytes), run(exact.target, params.blocks)
+          pitch(exact.n_columns * split.low_bytes), n_rows(exact.streams.n_rows),
+          anything((const uint8_t *)params.chunk_dev), step(split.low_bytes == 1 ? pitch : 0),
+          run(exact.target, params.blocks)
     {
     }
     CG_LANE_METHOD bool is_outside() const
@@ -161,8 +172,21 @@ struct cg_cuda_exponents_sink {
     {
         has_column = lane < strip.n_lanes;
         channel.find(m.target, run.blocks, strip, lane);
-        low = all_low + (has_column ? (uint64_t)channel.number * split.low_bytes : 0);
+        column_low = all_low + (has_column ? (uint64_t)channel.number * split.low_bytes : 0);
         run.left = 0;
+        next_low = step > 0 ? column_low : anything;
+        low[0] = *next_low;
+        next_low += n_rows > 1 ? step : 0;
+        low[1] = *next_low;
+        next_low += n_rows > 2 ? step : 0;
+    }
+    /* Of dtypes that have not one low byte. */
+    CG_LANE_METHOD uint32_t other_rest(uint32_t row) const
+    {
+        if (split.low_bytes == 0)
+            return 0;
+        const uint8_t *const bytes = column_low + (uint64_t)row * pitch;
+        return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16;
     }
     template <uint32_t ROW>
     CG_LANE_METHOD void store(uint32_t row, int32_t v, bool may_be_large, bool *is_bad)
@@ -170,11 +194,9 @@ struct cg_cuda_exponents_sink {
         const uint32_t cell = (uint16_t)v;
         if (run.left == 0)
             run.find(channel, row, UINT32_MAX);
-        uint32_t rest = split.low_bytes > 0 ? low[0] : 0; /* none of fp8 */
-        if (split.low_bytes > 1)
-            rest |= (uint32_t)low[1] << 8 | (uint32_t)low[2] << 16;
-        low += pitch;
-        run.store(cg_lane_join(split, cell, rest));
+        run.store(cg_lane_join(split, cell, split.low_bytes == 1 ? low[ROW] : other_rest(row)));
+        low[ROW] = *next_low;
+        next_low += row + 3 < n_rows ? step : 0;
         if (may_be_large && has_column && cg_lane_exponent(split, cell) >> split.exponent_bits != 0)
             *is_bad = true;
     }

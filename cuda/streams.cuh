@@ -3,11 +3,12 @@
  * Cta is the thread block: cuda/cta.cuh on a GPU, an emulator in tests. A Sink says what becomes of
  * a strip's cells (cuda/sinks.cuh). Its strip() is called before the rows, and store() for each row
  * in order. Where a value may be large store() is told so; elsewhere it need not look. Where the
- * Sink REFINES, coarse() gives the coarser cell of the first row, and next_coarse() that of the row
- * behind this one; and its rows come in runs, in each of which a lane has another class. Rows come
- * in pairs, so that the compiler knows what differs between even and odd ones. A lane without a
- * column takes part like the others, with a class that leaves its state as it is. So a row has no
- * branches but those for what is rare in a whole warp.
+ * Sink REFINES, coarse() gives the coarser cell of one of the first two rows, and next_coarse()
+ * that of the row two behind this one, so that it is there when it is needed; and its rows come in
+ * runs, in each of which a lane has another class. Rows come in pairs, so that the compiler knows
+ * what differs between even and odd ones. A lane without a column takes part like the others, with
+ * a class that leaves its state as it is. So a row has no branches but those for what is rare in a
+ * whole warp.
  */
 #ifndef CG_CUDA_STREAMS_CUH
 #define CG_CUDA_STREAMS_CUH
@@ -94,11 +95,9 @@ CG_LANE cg_cuda_taken cg_cuda_take_row(Cta &cta, const cg_cuda_class *cls, uint3
     /* Above all entries that begin at the slot or before it; but below CG_CUDA_NO_ENTRY. */
     const uint32_t slot = *x << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - 2);
     uint32_t i = cls->first[cg_cuda_bucket(*x)], entry = cls->entry[i];
-    const uint32_t next = cls->entry[i + 1];
-    if (slot >= next) {
-        entry = next;
-        i++;
-    }
+    const uint32_t next = cls->entry[i + 1], is_next = slot >= next ? UINT32_MAX : 0;
+    entry ^= (entry ^ next) & is_next; /* not by a condition: both are loaded at once */
+    i -= is_next;
     const bool is_rare = cta.ballot(i >= escape) != 0;
     if (is_rare && i > escape) { /* more than two indices in the bucket */
         for (i = 0; slot >= cls->entry[i + 1];)
@@ -152,14 +151,15 @@ CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t fi
 template <uint32_t ROW, class Cta, class Sink>
 CG_LANE void cg_cuda_refine_row(Cta &cta, const uint32_t refine[CG_RANS_REFINE_CONTEXTS],
                                 uint32_t row, Sink &sink, cg_cuda_words *words, uint32_t *x,
-                                int32_t *coarse, bool *is_bad)
+                                int32_t coarse[2], bool *is_bad)
 {
-    const uint32_t context = cg_lane_context(*coarse);
+    const int32_t of_row = sink.has_column ? coarse[ROW] : 0;
+    const uint32_t context = cg_lane_context(of_row);
     const cg_lane_refined r = cg_lane_refine(context == 0   ? refine[0]
                                              : context == 1 ? refine[1]
                                                             : refine[2],
-                                             *coarse, cg_lane_slot(*x));
-    *coarse = sink.template next_coarse<ROW>(row);
+                                             of_row, cg_lane_slot(*x));
+    coarse[ROW] = sink.template next_coarse<ROW>(row);
     *x = cg_cuda_renormalize(cta, words, true, cg_lane_advance(*x, r.freq, r.cum));
     *is_bad |= !cg_lane_is_cell(r.value);
     sink.template store<ROW>(row, r.value, true, is_bad);
@@ -167,7 +167,7 @@ CG_LANE void cg_cuda_refine_row(Cta &cta, const uint32_t refine[CG_RANS_REFINE_C
 
 template <class Cta, class Sink>
 CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
-                                 Sink &sink, cg_cuda_words *words, uint32_t *x, int32_t *coarse,
+                                 Sink &sink, cg_cuda_words *words, uint32_t *x, int32_t coarse[2],
                                  bool *is_bad)
 {
     const uint32_t refine[] = {cls->refine[0], cls->refine[1], cls->refine[2]};
@@ -180,12 +180,12 @@ CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t fi
     }
 }
 
-/* A run of a strip's rows. coarse: where the strip is refined, the coarser cell of the first row,
- * which becomes that of the row behind the last. */
+/* A run of a strip's rows. coarse: where the strip is refined, the coarser cells of its first two
+ * rows, by row modulo 2, which become those of the two behind its last. */
 template <class Cta, class Sink>
 CG_LANE void cg_cuda_decode_run(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
                                 bool is_refined, Sink &sink, cg_cuda_words *words, uint32_t *x,
-                                int32_t *coarse, bool *is_bad)
+                                int32_t coarse[2], bool *is_bad)
 {
     if constexpr (Sink::REFINES) {
         if (is_refined) {
@@ -220,22 +220,24 @@ CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const 
         number = number < m->n_classes ? number : 0;
     }
     sink.strip(strip, lane);
-    int32_t coarse = 0;
+    int32_t coarse[2] = {0, 0};
     if constexpr (Sink::REFINES) {
         const bool is_refined = strip.is_refined != 0;
         const uint64_t by_scale = has_column ? lane_classes.by_scale[number] : 0;
-        if (is_refined)
-            coarse = sink.coarse();
+        if (is_refined && m->n_runs > 0) { /* there are rows */
+            coarse[0] = sink.coarse(0);
+            coarse[1] = sink.coarse(1);
+        }
         for (uint32_t r = 0, first = 0; r < m->n_runs; r++) {
             const cg_cuda_row_run run = lane_classes.runs[r];
             if (has_column)
                 number = (uint32_t)(by_scale >> 8 * run.scale & 0xff);
             cg_cuda_decode_run(cta, &classes[number], first, run.end, is_refined, sink, words, x,
-                               &coarse, is_bad);
+                               coarse, is_bad);
             first = run.end;
         }
     } else {
-        cg_cuda_decode_run(cta, &classes[number], 0, m->n_rows, false, sink, words, x, &coarse,
+        cg_cuda_decode_run(cta, &classes[number], 0, m->n_rows, false, sink, words, x, coarse,
                            is_bad);
     }
 }
