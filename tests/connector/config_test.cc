@@ -56,7 +56,7 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_EQ(c.staging_mib, 1024u);
     EXPECT_EQ(c.gpu_library, nullptr);
     EXPECT_EQ(c.trace_dir, nullptr);
-    EXPECT_EQ(c.gpu_slots, 4u);
+    EXPECT_EQ(c.gpu_slots, 8u);
     EXPECT_EQ(c.gpu_staging_mib, 512u);
     EXPECT_EQ(c.negative_ttl_ms, 1000u);
     EXPECT_EQ(c.positive_ttl_ms, 10000u);
@@ -95,7 +95,7 @@ TEST(ConfigTest, TakesEveryKey)
         "\"read_timeout_ms\": 1, \"lookup_timeout_ms\": 2, \"staging_mib\": 3,"
         "\"negative_ttl_ms\": 4, \"positive_ttl_ms\": 5, \"retry_ms\": 6,"
         "\"max_abandoned_reads\": 7, \"read_only\": true,"
-        "\"gpu_library\": \"/x.so\", \"gpu_slots\": 8, \"gpu_staging_mib\": 9,"
+        "\"gpu_library\": \"/x.so\", \"gpu_slots\": 7, \"gpu_staging_mib\": 9,"
         "\"trace_dir\": \"/t\","
         "\"geometry\": {\"n_layers\": 30, \"n_kv_heads\": 3, \"head_dim\": 64, \"dtype\": \"fp32\","
         "\"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}"));
@@ -116,7 +116,7 @@ TEST(ConfigTest, TakesEveryKey)
     EXPECT_EQ(c.io_cache, static_cast<uint32_t>(CG_IO_DIRECT));
     EXPECT_EQ(c.max_abandoned_reads, 7u);
     EXPECT_STREQ(c.gpu_library, "/x.so");
-    EXPECT_EQ(c.gpu_slots, 8u);
+    EXPECT_EQ(c.gpu_slots, 7u);
     EXPECT_EQ(c.gpu_staging_mib, 9u);
     EXPECT_STREQ(c.trace_dir, "/t");
     EXPECT_TRUE(c.read_only);
