@@ -1,5 +1,6 @@
 #include "fusefs/contexts.h"
 
+#include "fusefs/grown.h"
 #include "fusefs/staging.h"
 #include "fusefs/walk.h"
 #include "iouring/beneath.h"
@@ -72,14 +73,10 @@ static cg_status note_file(void *user, int dir_fd, const char *path, const struc
     (void)dir_fd, (void)path;
     if (!S_ISREG(attr->st_mode))
         return CG_OK;
-    if (e->n_inos == e->max_inos) {
-        const size_t max = e->max_inos > 0 ? 2 * e->max_inos : 256;
-        ino_t *larger = reallocarray(e->inos, max, sizeof *larger);
-        if (larger == NULL)
-            return CG_ERR_NO_MEMORY;
-        e->inos = larger;
-        e->max_inos = max;
-    }
+    ino_t *inos = cg_grown(e->inos, e->n_inos, &e->max_inos, sizeof *inos);
+    if (inos == NULL)
+        return CG_ERR_NO_MEMORY;
+    e->inos = inos;
     e->inos[e->n_inos++] = attr->st_ino;
     return CG_OK;
 }

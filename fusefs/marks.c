@@ -1,6 +1,7 @@
 #include "fusefs/marks.h"
 
 #include "codec/chunk.h"
+#include "fusefs/grown.h"
 #include "fusefs/views.h"
 #include "iouring/tree.h"
 
@@ -17,14 +18,10 @@ enum { N_OTHERS = 2 };
 
 cg_status cg_marks_add(cg_marks *marks, uint32_t model, const cg_key *key, uint8_t levels)
 {
-    if (marks->n_items == marks->max_items) {
-        const size_t max = marks->max_items > 0 ? 2 * marks->max_items : 256;
-        cg_mark *larger = reallocarray(marks->items, max, sizeof *larger);
-        if (larger == NULL)
-            return CG_ERR_NO_MEMORY;
-        marks->items = larger;
-        marks->max_items = max;
-    }
+    cg_mark *items = cg_grown(marks->items, marks->n_items, &marks->max_items, sizeof *items);
+    if (items == NULL)
+        return CG_ERR_NO_MEMORY;
+    marks->items = items;
     marks->items[marks->n_items++] = (cg_mark){model, levels, *key};
     return CG_OK;
 }

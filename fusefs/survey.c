@@ -1,5 +1,6 @@
 #include "fusefs/survey.h"
 
+#include "fusefs/grown.h"
 #include "fusefs/marks.h"
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
@@ -28,20 +29,6 @@ typedef struct count {
     space *spaces;
     cg_marks marks;
 } count;
-
-/* Room for one more of n; max doubles. */
-static bool make_room(void **array, size_t n, size_t *max, size_t each_bytes)
-{
-    if (n < *max)
-        return true;
-    const size_t wanted = *max > 0 ? 2 * *max : 256;
-    void *larger = reallocarray(*array, wanted, each_bytes);
-    if (larger == NULL)
-        return false;
-    *array = larger;
-    *max = wanted;
-    return true;
-}
 
 /* The model's index; models are walked one after another. */
 static cg_status find_model(cg_survey *survey, const char *name, uint32_t *index_out)
@@ -87,8 +74,10 @@ static cg_status count_space(count *w, const char *path, const struct stat *attr
         add_space(w->survey, index, used_bytes);
         return CG_OK;
     }
-    if (!make_room((void **)&w->spaces, w->n_spaces, &w->max_spaces, sizeof *w->spaces))
+    space *spaces = cg_grown(w->spaces, w->n_spaces, &w->max_spaces, sizeof *spaces);
+    if (spaces == NULL)
         return CG_ERR_NO_MEMORY;
+    w->spaces = spaces;
     w->spaces[w->n_spaces++] = (space){attr->st_ino, index, used_bytes};
     return CG_OK;
 }
@@ -170,8 +159,10 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
     cg_status status = find_model(survey, name->model, &model);
     if (status != CG_OK)
         return status;
-    if (!make_room((void **)&survey->files, survey->n_files, &w->max_files, sizeof *survey->files))
+    cg_object_file *files = cg_grown(survey->files, survey->n_files, &w->max_files, sizeof *files);
+    if (files == NULL)
         return CG_ERR_NO_MEMORY;
+    survey->files = files;
     cg_object_file *file = &survey->files[survey->n_files++];
     *file = (cg_object_file){
         .key = header.key,
