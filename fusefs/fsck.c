@@ -205,8 +205,10 @@ static int quarantine(fsck *f, int dir_fd, const char *path, const struct stat *
         error = open_list(f, &list_fd);
     if (error != 0)
         return error;
-    snprintf(name, sizeof name, "%" PRId64 "-%u-%.200s", f->now_s, f->n_moved++,
-             cg_walk_leaf(path));
+    /* A pass that began in the same second counts from 0, too, but has other files, which keep
+     * their numbers. */
+    snprintf(name, sizeof name, "%" PRId64 "-%ju-%u-%.200s", f->now_s, (uintmax_t)attr->st_ino,
+             f->n_moved++, cg_walk_leaf(path));
     const bool is_told = dprintf(list_fd, "%s\t%s\t%s\n", name, path, why) > 0;
     close(list_fd);
     if (!is_told)

@@ -1160,6 +1160,30 @@ TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
     cg_staging_close(&staging);
 }
 
+// As two of a script can, or those of two hosts.
+TEST_F(SpaceTest, RepairsInTheSameSecondKeepEachOthersQuarantine)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 2, 0);
+    cg_staging staging;
+    uint64_t n_left;
+    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
+    cg_fsck_config config = {};
+    config.root_fd = dir.fd;
+    config.staging = &staging;
+    config.report = [](void *, const char *, const char *) {};
+    for (const cg_test::Chunk &chunk :
+         chain) { // the store's clock stands between the daemon's beats
+        cg_test::Bytes bad = chunk.bytes;
+        cg_fsck_result result;
+        bad[5000] ^= 1;
+        dir.write(path_of(chunk, CG_L1), bad);
+        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+        EXPECT_EQ(result.n_quarantined, 3u);
+    }
+    EXPECT_EQ(dir.files("quarantine").size(), 7u) << "three names of each chunk, and the list";
+    cg_staging_close(&staging);
+}
+
 TEST_F(SpaceTest, AQuotaBeyondTheDiskShowsTheDisk)
 {
     struct statvfs disk, shown;
