@@ -5,8 +5,9 @@ shared memory, and the occupancy that follows.
 usage: resources_test.py LIBRARY TABLE NVCC_VERSION [--write]
 
 Reads the compiled library with cuobjdump: of the PATH, of the CUDA toolkit, or of Triton's wheel. Skips (77) without
-it, without the library, or with another release of nvcc than the table's: each allocates registers as it likes. Shared memory of kernels that decode or code streams is their classes': here those of 131 classes,
-as the profile tool makes for SmolLM2-135M.
+it, without the library, or with another release of nvcc than the table's: each allocates registers as it likes. Shared
+memory of kernels that decode or code streams is their classes': here those of 131 classes, as the profile tool makes
+for SmolLM2-135M.
 """
 
 import glob

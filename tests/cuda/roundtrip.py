@@ -3,13 +3,13 @@
 usage: PYTHONPATH=connector CACHEGEN_LIBRARY=... python roundtrip.py MODEL_STORE KV [--contexts N] [--repeats N]
            [--root DIR] [--config JSON]
 
-MODEL_STORE: a store with one model, of which model.json and the profile are taken. KV: capture_kv.py's file (tests/bench).
-The same K and V, as bf16, under different salts are the contexts: in a store they are different files.
+MODEL_STORE: a store with one model, of which model.json and the profile are taken. KV: capture_kv.py's file
+(tests/bench). The same K and V, as bf16, under different salts are the contexts: in a store they are different files.
 
-Saves them off the GPU and off the host, into a store each, at L0 and nested at L1 to L3. Checks that L0 gives back every
-bit either way; that at each level the GPU's blocks are those of the CPU, bit for bit, and no others are touched; and by
-how much the lossy levels of both saves are off. Then loads all contexts at once, by turns with and without the GPU, from
-the page cache. Exit status 1: something differs. Needs torch, and for the GPU's part one with CUDA.
+Saves them off the GPU and off the host, into a store each, at L0 and nested at L1 to L3. Checks that L0 gives back
+every bit either way; that at each level the GPU's blocks are those of the CPU, bit for bit, and no others are touched;
+and by how much the lossy levels of both saves are off. Then loads all contexts at once, by turns with and without the
+GPU, from the page cache. Exit status 1: something differs. Needs torch, and for the GPU's part one with CUDA.
 """
 
 import argparse
@@ -127,7 +127,7 @@ class Engine:
             while not (progress := self.connector.load_poll(load)).done:
                 self.wait()
             if progress.status != abi.OK or progress.loaded_tokens != n:
-                sys.exit(f"a load at L{level} ended with {progress.status} after {progress.loaded_tokens} of {n} tokens")
+                sys.exit(f"a load of {n} tokens ended with {progress.status} after {progress.loaded_tokens}")
         seconds = time.monotonic() - began
         for load in loads:
             self.connector.load_free(load)
@@ -144,9 +144,8 @@ def bits(kv):
 
 
 def spread(values, digits=4):
-    return {
-        name: float(f"{f(values):.{digits}g}") for name, f in (("median", statistics.median), ("least", min), ("most", max))
-    }
+    functions = {"median": statistics.median, "least": min, "most": max}
+    return {name: float(f"{function(values):.{digits}g}") for name, function in functions.items()}
 
 
 class Check:
@@ -201,7 +200,7 @@ class Check:
         if level == 0:
             self.expect(off == [0, 0], "L0 does not give back what was saved")
         else:
-            self.expect(off[1] < off[0] * 1.01, f"L{level}: what the GPU saved is off by {off[1]}, the CPU's by {off[0]}")
+            self.expect(off[1] < off[0] * 1.01, f"L{level}: the GPU's save is off by {off[1]}, the CPU's by {off[0]}")
         if gpu is None:
             return result
         before = gpu.connector.get_stats().chunks_decoded_on_gpu
@@ -213,7 +212,8 @@ class Check:
         self.expect(decoded > 0, f"L{level}: the GPU decoded nothing")
         untouched = torch.ones(gpu.blocks.shape[2], dtype=torch.bool)
         untouched[gpu.tables[0][: -(-n[0] // BLOCK)]] = False
-        self.expect(bool(gpu.blocks[:, :, untouched.to(gpu.device)].isnan().all()), f"L{level}: other blocks were touched")
+        others = gpu.blocks[:, :, untouched.to(gpu.device)]
+        self.expect(bool(others.isnan().all()), f"L{level}: other blocks were touched")
         return {**result, "chunks_decoded_on_gpu": decoded, "blocks_are_the_cpus": same}
 
     def time_loads(self, engines, level):
