@@ -3,6 +3,7 @@
 #include "connector/abi_struct.h"
 #include "connector/asking.h"
 #include "connector/clock.h"
+#include "connector/kl_bound.h"
 #include "connector/operation.h"
 #include "connector/plan.h"
 #include "connector/prefix.h"
@@ -74,11 +75,12 @@ static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *pla
         cg_link_promise_add(rt->link, &made, now_ns);
 }
 
-/* With the lock held: what the controller says to chunks of those sizes, of which the last ends at
- * stored tokens. */
-static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_lookup *l,
-                                             const cg_controller_chunk *sizes, uint32_t n_chunks,
-                                             uint32_t stored, uint8_t *levels_out)
+/* With the lock held: what the controller says to the chunks that were found, all[], of which the
+ * last ends at stored tokens. sizes_out[]: their levels, where KL is bounded of those that are
+ * loaded the one that each needs for that. */
+static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
+                                     const cg_controller_chunk *all, uint32_t stored,
+                                     cg_controller_chunk *sizes_out, uint8_t *levels_out)
 {
     const uint64_t spent_ns = l->spent_ns + (cg_now_ns() - l->op.started_ns);
     /* Neither the store nor the engine has what follows. */
@@ -89,8 +91,8 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
     const cg_speeds *speeds = cg_runtime_speeds(rt);
     cg_controller_input input = {
         .policy = (cg_policy)l->op.connector->config->policy,
-        .chunks = sizes,
-        .n_chunks = n_chunks,
+        .chunks = all,
+        .n_chunks = l->prefix.n_chunks,
         .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
         .link_bps = cg_estimator_bps(&speeds->link),
         .link_hope = cg_estimator_hope(&speeds->link),
@@ -101,31 +103,12 @@ static cg_controller_decision ask_controller(cg_runtime *rt, const cachegen_look
         .other_tokens = l->prefix.n_tokens - had};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
     cg_runtime_speeds_end(rt);
+    uint32_t n_asked;
+    if (l->max_kl > 0 && input.n_chunks > 0)
+        return cg_kl_bound_decide(&input, &l->op.connector->model.quality, l->max_kl, sizes_out,
+                                  levels_out, &n_asked);
+    memcpy(sizes_out, all, input.n_chunks * sizeof *all);
     return cg_controller_decide(&input, levels_out);
-}
-
-/* With the lock held: the controller's answer. Where KL is bounded each chunk is left only the
- * level that it needs for that, in sizes[] of the chunks that are loaded. Which level that is
- * depends on where the loaded prefix ends. So after a cut it is asked again. */
-static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
-                                     cg_controller_chunk *sizes, uint32_t stored,
-                                     uint8_t *levels_out)
-{
-    size_t n = l->prefix.n_chunks;
-    cg_controller_decision decision = ask_controller(rt, l, sizes, (uint32_t)n, stored, levels_out);
-    while (l->max_kl > 0 && n > 0) {
-        for (size_t i = 0; i < n; i++)
-            sizes[i] = l->prefix.chunks[i].sizes;
-        if (!cg_quality_bound(&l->op.connector->model.quality, sizes, n, l->max_kl)) {
-            decision.n_load = 0; /* its reserve is moot */
-            break;
-        }
-        decision = ask_controller(rt, l, sizes, (uint32_t)n, stored, levels_out);
-        if (decision.n_load == n)
-            break;
-        n = decision.n_load;
-    }
-    return decision;
 }
 
 /* With the lock held: an outage, for one, leaves an estimate by which nothing pays. Now and then a
@@ -190,7 +173,8 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     const cg_prefix *prefix = &l->prefix;
     const uint32_t chunk_tokens = c->config->chunk_tokens;
     uint8_t *levels = malloc(prefix->n_chunks + (size_t)1);
-    cg_controller_chunk *sizes = malloc((prefix->n_chunks + (size_t)1) * sizeof *sizes);
+    cg_controller_chunk *all = malloc((prefix->n_chunks + (size_t)1) * sizeof *all),
+                        *sizes = malloc((prefix->n_chunks + (size_t)1) * sizeof *sizes);
     cg_plan plan = {.model = c->model.fingerprint,
                     .profile = c->model.profile_fingerprint,
                     .dtype = c->model.geometry.dtype,
@@ -205,16 +189,14 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
                     .parent = prefix->first_chunk > 0 ? prefix->keys[prefix->first_chunk - 1]
                                                       : prefix->root,
                     .chunks = prefix->chunks};
-    if (levels != NULL && sizes != NULL) {
+    if (levels != NULL && all != NULL && sizes != NULL) {
         /* Chunks before first_position are the engine's already: they count as stored, so that a
          * prefix goes on from them. */
         const uint32_t stored =
-            take_sizes(prefix, sizes) + (prefix->n_chunks > 0 ? plan.first_position : 0);
-        cg_controller_decision decision = choose(rt, l, sizes, stored, levels);
-        if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt)) {
-            (void)take_sizes(prefix, sizes);
-            decision = choose(rt, l, sizes, stored, levels);
-        }
+            take_sizes(prefix, all) + (prefix->n_chunks > 0 ? plan.first_position : 0);
+        cg_controller_decision decision = choose(rt, l, all, stored, sizes, levels);
+        if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt))
+            decision = choose(rt, l, all, stored, sizes, levels);
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);
         if ((l->plan = malloc(l->plan_bytes)) != NULL) {
@@ -223,6 +205,7 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         }
     }
     free(levels);
+    free(all);
     free(sizes);
     /* Without memory for a plan it is a miss. */
     if (l->plan == NULL) {
