@@ -532,38 +532,6 @@ TEST_F(StreamPlanTest, OtherPoliciesReadOneLevelAChunkAndDecideAnewWhenTheLinkWa
     }
 }
 
-TEST_F(StreamPlanTest, OfThePapersLoadsEachHasOneRead)
-{
-    for (const bool is_mixed : {false, true}) {
-        SCOPED_TRACE(is_mixed);
-        Stream a(20, 4 * SECOND), b(20, 5 * SECOND), c(20, 6 * SECOND);
-        start(16, 1000000 * KB);
-        link(1e9);
-        for (Stream *stream : {&a, &b, &c}) {
-            stream->s.policy = CG_POLICY_PAPER;
-            for (uint32_t i = 0; i < 20; i++)
-                stream->s.chunks[i].is_nested = false;
-            add(stream);
-        }
-        Stream ours(1, 7 * SECOND);
-        if (is_mixed)
-            add(&ours);
-        const uint64_t first = next()->id;
-        EXPECT_EQ(cg_stream_find_read(&plan, first)->stream, &a.s);
-        EXPECT_EQ(next()->stream, &b.s);
-        EXPECT_EQ(next()->stream, &c.s);
-        if (is_mixed) {
-            EXPECT_EQ(next()->stream, &ours.s);
-        }
-        EXPECT_EQ(next(), nullptr) << "one at a time";
-        ended(first, true);
-        const cg_stream_read *read = next();
-        ASSERT_NE(read, nullptr);
-        EXPECT_EQ(read->stream, &a.s);
-        EXPECT_EQ(read->chunk_index, 1u);
-    }
-}
-
 // ---- what is decoded when ----
 
 TEST_F(StreamPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
