@@ -58,7 +58,7 @@ typedef struct cg_quad_row {
     const cg_quad *quads;
     uint32_t n_quads;
     int32_t sum;   /* of the quads' symbols */
-    int32_t limit; /* of larger symbols the quads hold just the limit; INT32_MAX: there are none */
+    int32_t limit; /* larger symbols stand as this in the quads; INT32_MAX: there are none */
 } cg_quad_row;
 
 /* One digit of a frequency's symbols in one slab, as matrix units take integers: tiles of 32 blocks

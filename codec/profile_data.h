@@ -128,8 +128,8 @@ cg_status cg_profile_read_head(cg_cursor *in, cg_profile *p);
 cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
                                cg_basis_rows *rows);
 
-/* Whether decoded elements stay finite that lie at most most_sum of a channel's steps away from its
- * mean, or from its anchor. */
+/* Whether all decoded elements are finite, if each lies at most most_sum steps of its channel away
+ * from the channel's mean, or from its anchor. */
 bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
                              double most_sum);
 

@@ -68,8 +68,9 @@ static inline uint32_t cg_projection_n_cells(const cg_projection *projection, ui
 }
 
 /* What frequency f's rows became; n_cells is cg_projection_n_cells(). A coefficient is the sum over
- * the channels of row times element. From those of the components behind the basis's first n_exact
- * (codec/bands.h), what these have picked up of the exact ones was taken off (codec/analysis.h). */
+ * the channels of row times element. The basis's first n_exact components (codec/bands.h) are
+ * stored finely. What the others have picked up of those is taken off their coefficients
+ * (codec/analysis.h). */
 typedef struct cg_projected {
     const int16_t *cells[CG_DCT];  /* [n_rows][n_cells]: cg_lane_quantize(coefficient * (1 / step))
                                       (codec/exact_lane.h) */

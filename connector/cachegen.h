@@ -66,8 +66,9 @@ CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, 
  * at their low priority (encode_nice), get no CPU. Then saves are given up, and what hangs is left
  * behind: its thread and memory stay until it goes on, if ever. Nothing is freed that it may still
  * touch. Should a GPU go on that was left with a load, it still writes that load's blocks. Free the
- * handles of operations that are done before: all are invalid afterwards. To free one that is not
- * done waits for it, a save as long as it takes, and a GPU's that hangs for ever. NULL is fine. */
+ * handles of operations that are done before this call: afterwards all handles are invalid. To free
+ * a handle waits for its operation: for a save as long as it takes, for an operation of a GPU that
+ * hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
 CACHEGEN_API uint32_t cachegen_abi_version(void);
@@ -100,8 +101,8 @@ typedef struct cachegen_info {
     uint32_t reserved;
     const char *gpu_reason;
 } cachegen_info;
-/* UNUSED: no layout is in a GPU's memory. OFF: there can be none (no libcachegen_cuda.so, no
- * driver, no GPU ...), or after an error of the GPU there can be none any more. */
+/* UNUSED: no layout is in a GPU's memory. OFF: no GPU can be used. Something is missing
+ * (libcachegen_cuda.so, a driver, a GPU ...), or the GPU had an error that stays. */
 enum { CACHEGEN_GPU_UNUSED = 0, CACHEGEN_GPU_ON = 1, CACHEGEN_GPU_OFF = 2 };
 CACHEGEN_API cachegen_status cachegen_get_info(cachegen *connector, cachegen_info *info_out);
 
@@ -211,12 +212,12 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         uint32_t from_token,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
-/* CACHEGEN_AGAIN: not yet, but no longer than lookup_timeout_ms (configured) from when it is asked.
- * Look-ups share rounds, as many as the store answers side by side, the oldest first. One waits
- * for others no longer than this time or its budget, whichever is shorter, or than the engine takes
- * to compute its prompt if that is longer. After that it is a miss. A store that has left a look-up
- * without an answer for so long is not asked for further ones: they are misses at once, until it
- * answers the connector's own question.
+/* CACHEGEN_AGAIN: not yet. A look-up ends at the latest lookup_timeout_ms (configured) after its
+ * first question to the store. Look-ups share rounds: the store is asked for as many as it answers
+ * side by side, the oldest first. The others wait for that time or for their budget, whichever is
+ * shorter; or for as long as the engine takes to compute the prompt, if that is longer. Then they
+ * are misses. A store that has left a look-up without an answer for so long is not asked for
+ * further ones: they are misses at once, until it answers the connector's own question.
  * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
@@ -276,11 +277,12 @@ CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
 /* Always fills *progress_out. CACHEGEN_AGAIN until the load is done. A load that is done with
  * loaded_tokens < to_token has left garbage in the blocks from loaded_tokens on: the engine
  * recomputes them.
- * A load ends by itself half a second after the plan's budget, which began with the request. It
- * goes on only as long as bytes arrive at least twice a second (over a link that was measured to be
- * slow: in twice the time that what was asked for takes): with min_delay until it is done, else at
- * most for twice the time that the smallest level of its chunks should take. What has arrived by
- * then counts. */
+ * A load ends by itself half a second after the plan's budget, which began with the request. A load
+ * with min_delay, or one that was planned to take longer than its budget, may go on as long as
+ * bytes arrive at least twice a second (over a link that was measured to be slow: in twice the time
+ * that what was asked for takes). With min_delay it goes on until it is done, else at most for
+ * twice the time that the smallest level of its chunks should take. What has arrived by then
+ * counts. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* The levels of the chunks of the prefix that is whole, first to last (chunks_at counts them):
@@ -323,21 +325,21 @@ typedef struct cachegen_save_request {
                             saved must stay in the blocks. Ignored for blocks in a GPU's memory */
     uint32_t after_kind; /* CACHEGEN_AFTER_... */
     void *after;
-    uint64_t number; /* of ranks that have some KV heads each, which save in one order: the save's,
-                        the same on all of them and larger than those before. By it heads are
-                        brought together; where ranks disagree, saves are lost. 0: each rank counts
-                        its calls, and all must make the same. One that says CACHEGEN_AGAIN counts,
-                        too: to make it again the save needs a number of the caller's */
+    uint64_t number; /* for ranks that have some KV heads each: the save's number, by which heads
+                        are brought together. It is the same on all ranks, and larger than those
+                        before. Where ranks disagree, saves are lost. 0: each rank counts its calls,
+                        so all must make the same calls. A call that says CACHEGEN_AGAIN counts,
+                        too: who repeats it must give a number */
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
  * (unless copy_later says otherwise); or, with CACHEGEN_AFTER_STREAM and a layout in a GPU's
  * memory, before what the engine enqueues next.
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
- * What would follow a chunk that the store lacks is dropped, since no look-up could find it: then
- * poll says OK with loaded_tokens < to_token, and so it does where only a part fitted into the
- * staging memory. A context holds what there is of the prompt then; where that is nothing, there is
- * none. Errors are counted and reported by poll; they never harm the store.
+ * Chunks behind one that the store lacks are dropped, since no look-up could find them. Then poll
+ * says OK with loaded_tokens < to_token. It says the same where only a part fitted into the staging
+ * memory. A context then holds the part of the prompt that is stored; if nothing is, there is no
+ * context. Errors are counted and reported by poll; they never harm the store.
  * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
  * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,

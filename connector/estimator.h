@@ -57,12 +57,12 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
 
-/* Forgets samples of which the last is old: then the link is as it was before the first. Of a whole
- * window that is after half a minute. Few samples are old sooner, each for a twentieth of that:
- * they may be those of a moment in which the link stood still. Whenever a link that was forgotten
- * has shown no more than a few samples again, the time doubles. False: there are none, or they are
- * younger. Meant for a link whose estimate makes every load look useless: it would never be
- * measured again. */
+/* Forgets all samples if the last one is old: then the link is unknown, as before the first. A
+ * whole window of samples is old after half a minute. Fewer are old sooner, after a twentieth of
+ * that for each: they may be of a moment in which the link stood still. Whenever a link that was
+ * forgotten has shown no more than a few samples again, the time doubles. False: there are none, or
+ * they are younger. Meant for a link whose estimate makes every load look useless: it would never
+ * be measured again. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is

@@ -5,16 +5,18 @@
  * what follows refines it. So a load reads coarse first and refines while there is time. A wrong
  * estimate of the link then costs quality and not the deadline, and no byte is read twice.
  *
- * The floor of every chunk must arrive. It goes first, in the order given. Then come the
- * refinements, by benefit (KL divergence saved) per unit of time (of reading and decoding). A step
- * is planned only if everything planned still ends in time. A load whose floors cannot is not
- * refined, and those of others are whatever becomes of it. The prediction: chunks are read in
- * order at the link's speed. Each is decoded, on all threads, when its last byte is there. When a
- * step does not fit, the best one that fits is taken and planning ends. So more time never makes a
- * plan worse. Where even a slow link has time for everything, chunks are read to their ends one
- * after the other, so that decoding starts early. Levels in files of their own (L0; chunks that
- * don't nest) cannot be cut short. So they are chosen before anything is read of a chunk, by what a
- * slow link can do.
+ * The floor of a chunk is the level that must arrive. Floors go first, in the order given. Then
+ * come the refinements, by benefit (KL divergence saved) per unit of time (of reading and
+ * decoding). A step is planned only if everything planned still ends in time. If a load's floors
+ * cannot all be in time, it is not refined. Others may be refined even if that makes it later
+ * still. When a step does not fit, the best one that fits is taken and planning ends. So more time
+ * never makes a plan worse.
+ *
+ * The prediction: chunks are read in order at the link's speed. Each is decoded, on all threads,
+ * when its last byte is there. Where even a slow link has time for everything, chunks are read to
+ * their ends one after the other, so that decoding starts early. Levels in files of their own (L0;
+ * chunks that don't nest) cannot be cut short. So they are chosen before anything is read of a
+ * chunk, by what a slow link can do.
  *
  * The method is the greedy one for the knapsack with increments; for nested increments of falling
  * benefit it is optimal up to the last step. tests/connector/extents_test.cc compares it with an

@@ -74,10 +74,10 @@ void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
 /* ---- the rank that listens ---- */
 
 /* Copies the other ranks' heads of a chunk of the save with this number into raw,
- * [2][n_layers][n_tokens][n_kv_heads][head_dim], once all have come, and waits until timeout_ms for
- * something to come otherwise. CG_ERR_AGAIN: not yet, and raw is untouched. CG_ERR_CANCELLED: they
- * will not come, since a rank had no memory for them, or has other chunks under this number; or
- * this is not the process that listens. */
+ * [2][n_layers][n_tokens][n_kv_heads][head_dim], once all have come. If they have not, waits up to
+ * timeout_ms for something to come. CG_ERR_AGAIN: not yet, and raw is untouched. CG_ERR_CANCELLED:
+ * they will not come, since a rank had no memory for them, or has other chunks under this number;
+ * or this is not the process that listens. */
 cg_status cg_gather_take(cg_gather *gather, uint64_t number, const cg_gather_chunk *chunk,
                          uint8_t *raw, int timeout_ms);
 /* Parts of this save and of those before it are of no more use. */

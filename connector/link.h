@@ -31,7 +31,8 @@ void cg_link_put(cg_link *link, double wanted_bytes);
 /* What a look-up has said that a load will have of the link, until that load begins. */
 typedef struct cg_link_promise {
     cg_key plan;   /* that says so: cg_plan_id() */
-    cg_key prefix; /* that the look-up found, but for a tail: who finds the same waits for it */
+    cg_key prefix; /* what the look-up found, without a tail: requests that find the same share the
+                      load */
     double bytes, decode_ns;
     uint64_t until_ns; /* then nobody keeps it any more */
 } cg_link_promise;

@@ -56,8 +56,8 @@ size_t cg_plan_bytes(const cg_plan *plan);
 /* Writes bytes[cg_plan_bytes(plan)]. plan->keys is not used. */
 void cg_plan_write(const cg_plan *plan, uint8_t *bytes);
 
-/* What tells a plan from any other: its last bytes. Of bytes that cg_plan_write() wrote, or that
- * cg_plan_parse() took. */
+/* What tells a plan from any other: its last bytes, the checksum. The bytes are those that
+ * cg_plan_write() wrote, or that cg_plan_parse() took. */
 cg_key cg_plan_id(const uint8_t *bytes, size_t n_bytes);
 
 /* The caller frees *plan_out with cg_plan_free(). CG_ERR_BAD_MAGIC, CG_ERR_UNSUPPORTED_VERSION,

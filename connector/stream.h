@@ -32,7 +32,7 @@ typedef struct cg_stream_chunk {
     bool is_cut;            /* a range could not be had: no more is asked for */
     uint8_t file_level;     /* of the name that is read */
     uint8_t planned;        /* it is read to this level */
-    uint8_t hoped;          /* no link that may be expected brings it further than this */
+    uint8_t hoped;          /* the finest level that the link can be expected to bring */
     uint8_t level;          /* of what is decoded */
     uint32_t n_reads;       /* under way */
     uint64_t asked_bytes;   /* of the file, from its start */
@@ -50,7 +50,7 @@ struct cg_stream {
     uint64_t deadline_ns;      /* what levels are chosen by */
     uint64_t decode_at_ns;     /* decoding must start then to meet it; the plan's */
     uint64_t ends_at_ns;       /* then it ends with what has arrived; UINT64_MAX: never */
-    uint64_t silent_from_ns;   /* or from then on, once nothing arrives; UINT64_MAX: never */
+    uint64_t silent_from_ns; /* from then on it also ends once nothing arrives; UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
@@ -92,8 +92,8 @@ bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
 
 /* The coarsest level of a chunk. */
 uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index);
-/* The level that must arrive of a chunk. A file that has no other, once it is begun, is all that
- * there will be. */
+/* The level that must arrive of a chunk. Once a file of one level alone is begun, that is its
+ * level: no other file of the chunk will be read. */
 uint8_t cg_stream_must_level(const cg_stream *stream, uint32_t chunk_index);
 /* The finest level that is in the first n_bytes of the file that is read of a chunk; CG_N_LEVELS:
  * none. */

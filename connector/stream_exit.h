@@ -12,10 +12,10 @@
 extern "C" {
 #endif
 
-/* Sets when a stream that is to be added at now_ns ends: half a second after its budget. But what
- * was planned to take longer, because recomputing takes longer still, may take twice what reading
- * what must arrive should, and with min_delay all the time that it needs. It has more than its
- * budget only as long as bytes arrive (cg_stream_silent_ns()). */
+/* Sets when a stream that is to be added at now_ns ends: half a second after its budget. A load may
+ * be planned to take longer, because recomputing takes longer still. It has twice the time that
+ * reading what must arrive should take, and with min_delay all that it needs; but after its budget
+ * only as long as bytes arrive (cg_stream_silent_ns()). */
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns);
 /* A read whose time is over; NULL: none. Each is returned once. It is under way until
  * cg_stream_read_ended(). */

@@ -23,9 +23,9 @@
  * has fallen silent still has to bring at the deadline.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own, and behind its deadline as soon as nothing has arrived for
- * half a second, or for twice the time that all bytes under way should take over the link as it was
- * measured. Its reads are given up then, and no others are begun.
+ * 7. A stream ends at a time of its own. Behind its deadline it also ends when nothing has arrived
+ * for a while: for half a second, or for twice the time that all bytes under way should take over
+ * the link as it was measured. Its reads are given up then, and no others are begun.
  *
  * Other loads read each chunk at one level. It is the one they were told (fixed), or the
  * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).

@@ -150,8 +150,9 @@ int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
 /* Whether the kernel is told of changes, so that it may trust what it remembers for
  * CG_FS_TRUST_SECONDS, and what is lasting for CG_FS_LASTING_SECONDS. */
 bool cg_fs_is_watched(const cg_fs *fs);
-/* Whether the file is a folder or is published: of all that changes in its attributes the watch
- * tells, times of access excepted. A mapping changes an ordinary file without its telling. */
+/* Whether the file is a folder or is published. Then the watch tells of every change of its
+ * attributes but times of access. (An ordinary file can change by a mapping, of which the watch
+ * does not tell.) */
 bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node);
 enum { CG_FS_TRUST_SECONDS = 60, CG_FS_LASTING_SECONDS = 3600 };
 /* Whether a folder that has changed since its attributes were asked for has another time of
@@ -184,8 +185,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
 
 /* Attributes. */
 int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out);
-/* The same of the root, also while the store hangs (fusefs/root_stat.h). *is_old_out: so it was at
- * some time before the call. */
+/* The same of the root, also while the store hangs (fusefs/root_stat.h). *is_old_out: they are of a
+ * time before the call. */
 int cg_fs_getattr_root(cg_fs *fs, struct stat *attr_out, bool *is_old_out);
 /* mask: CG_SET_...; times: attr->st_atim, st_mtim (tv_nsec may be UTIME_NOW). */
 int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask,

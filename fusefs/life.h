@@ -60,9 +60,9 @@ int cg_life_beat(cg_life *life, int dir_fd);
 
 void cg_life_watch_init(cg_life_watch *watch);
 void cg_life_watch_destroy(cg_life_watch *watch);
-/* Whether the daemon whose folder in all_fd is `name` is dead. One whose text cannot be read now is
- * not. now_s: CLOCK_MONOTONIC, from before the call. own: our own daemon, which says where we
- * are. */
+/* Whether the daemon whose folder in all_fd is `name` is dead. A daemon whose text cannot be read
+ * now does not count as dead. now_s: CLOCK_MONOTONIC, taken before the call. own: our own daemon's,
+ * which tells which locks reach us. */
 bool cg_life_is_dead(cg_life_watch *watch, const cg_life *own, int all_fd, const char *name,
                      int64_t now_s);
 

@@ -76,13 +76,13 @@ typedef struct cg_read_note {
 } cg_read_note;
 enum { CG_N_READ_NOTES = 4096 }; /* by generation: those who share one take it from each other */
 
-/* A name that a folder does not have, and that the kernel may remember so. */
+/* A name that a folder does not have. The kernel may remember that it is missing. */
 typedef struct cg_missing_note {
     uint64_t name;      /* a hash of the folder's generation and the name; 0: unused */
     uint32_t told_at_s; /* CLOCK_MONOTONIC */
 } cg_missing_note;
-/* By hash: whose place is taken is not remembered. No note is good for longer than twice the time
- * for which the kernel trusts it, since an answer may be a while on its way. */
+/* By hash; a name whose place is taken is not noted. A note is good for twice the time for which
+ * the kernel trusts it, since an answer may be a while on its way. */
 enum { CG_N_MISSING_NOTES = 65536, CG_MISSING_SECONDS = 60 };
 
 enum { CG_NODES_N_CONTROLS = 8 };

@@ -36,16 +36,16 @@ typedef struct cg_adopted {
 
 /* Reads the file. now_s: the time by the store's clock. Give it to cg_adopted_end(). */
 void cg_adopted_begin(int root_fd, int64_t now_s, cg_adopted *adopted_out);
-/* The hash of path as it is now; beside (may be NULL): of this path, too. False: it cannot be read,
- * or changed in the last seconds: a change that is still to come might leave it the same time. */
+/* The hash of path as it is now and, unless beside is NULL, of the path beside. False: one cannot
+ * be read, or has changed in the last seconds: another change might leave it the same time. */
 bool cg_adopted_state(const cg_adopted *adopted, const char *path, const char *beside,
                       cg_key *state_out);
 /* Whether it was adopted in this state. */
 bool cg_adopted_has(const cg_adopted *adopted, const cg_key *state);
 /* It is adopted in this state. */
 void cg_adopted_add(cg_adopted *adopted, const cg_key *state);
-/* Writes the file, unless it is as it was, and frees all. all_seen: the look came to its end; else
- * what was known stays, too. CG_ERR_...: the file cannot be written. */
+/* Writes the file, unless it is as it was, and frees all. all_seen: the look came to its end. Else
+ * the hashes that were known before stay, too. CG_ERR_...: the file cannot be written. */
 cg_status cg_adopted_end(cg_adopted *adopted, bool all_seen);
 
 #ifdef __cplusplus
