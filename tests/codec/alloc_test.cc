@@ -207,16 +207,9 @@ TEST_P(AllocTest, ATaskThatFailedCanRunAgain)
     const size_t scratch_bytes = cg_encoder_scratch_bytes(encoder);
     const std::unique_ptr<void, MallocFree> scratch(
         aligned_alloc(64, (scratch_bytes + 63) / 64 * 64));
-    const size_t plane_bytes = 20 * 32 * 2;
     for (uint32_t task = 0; task < cg_encoder_n_tasks(encoder); task++) {
         const cg_task_shape shape = cg_encoder_task_shape(encoder, task);
-        Bytes in;
-        for (uint32_t l = 0; l < shape.n_planes * shape.n_layers; l++) {
-            const uint32_t layer = shape.first_layer + l % shape.n_layers,
-                           plane = shape.plane + l / shape.n_layers;
-            const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * plane_bytes);
-            in.insert(in.end(), at, at + static_cast<long>(plane_bytes));
-        }
+        const Bytes in = elements_of(elements, header, shape);
         for (long n = 0;; n++) {
             failed = false;
             n_until_failure = n;

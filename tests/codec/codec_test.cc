@@ -14,31 +14,10 @@ namespace
 
 using namespace cg_test;
 
-const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
-                               CG_DTYPE_FP8_E5M2};
-
 // Index of an element of [n_layers][2][n_tokens][channels].
 size_t element(const cg_chunk_header &h, size_t layer, size_t plane, size_t t, size_t ch)
 {
     return ((layer * 2 + plane) * h.n_tokens + t) * cg_geometry_channels(&h.geometry) + ch;
-}
-
-struct Coded {
-    cg_chunk_header header;
-    std::vector<uint32_t> tokens;
-    Bytes elements, chunk;
-    cg_status status;
-};
-
-Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
-           uint32_t first_position, uint32_t n_tokens, cg_level level, uint64_t seed = 1)
-{
-    Coded c;
-    c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
-    c.tokens = make_tokens(n_tokens, seed);
-    c.elements = make_elements(c.header, seed);
-    c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk);
-    return c;
 }
 
 // The symbols of every section, as decoded from the chunk's bytes: [group][plane], the joint
@@ -451,20 +430,6 @@ TEST(Codec, LossyLevelsRefuseWhatIsNotFinite)
 class LevelsTest : public testing::TestWithParam<unsigned> // the profile's version
 {
 };
-
-// A task's part of a chunk's.
-Bytes elements_of(const Bytes &elements, const cg_chunk_header &header, const cg_task_shape &shape)
-{
-    const size_t slice_bytes = elements.size() / header.geometry.n_layers / CG_N_PLANES;
-    Bytes in;
-    for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++) {
-        const size_t layer = shape.first_layer + i % shape.n_layers,
-                     plane = shape.plane + i / shape.n_layers;
-        const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes);
-        in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
-    }
-    return in;
-}
 
 TEST_P(LevelsTest, AtOnceEqualOneAtATime)
 {

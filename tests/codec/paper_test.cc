@@ -10,27 +10,7 @@ namespace
 
 using namespace cg_test;
 
-const unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32, CG_DTYPE_FP8_E4M3,
-                               CG_DTYPE_FP8_E5M2};
 const size_t channels = 32; // of paper_spec()
-
-struct Coded {
-    cg_chunk_header header;
-    std::vector<uint32_t> tokens;
-    Bytes elements, chunk;
-    cg_status status;
-};
-
-Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
-           uint32_t first_position, uint32_t n_tokens, cg_level level)
-{
-    Coded c;
-    c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
-    c.tokens = make_tokens(n_tokens, n_tokens);
-    c.elements = make_elements(c.header, n_tokens);
-    c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk);
-    return c;
-}
 
 Bytes transcode(const cg_profile *profile, const Bytes &chunk, cg_level level)
 {

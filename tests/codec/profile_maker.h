@@ -559,6 +559,9 @@ inline Bytes make_elements(const cg_chunk_header &header, uint64_t seed, double 
     return out;
 }
 
+inline constexpr unsigned all_dtypes[] = {CG_DTYPE_BF16, CG_DTYPE_FP16, CG_DTYPE_FP32,
+                                          CG_DTYPE_FP8_E4M3, CG_DTYPE_FP8_E5M2};
+
 struct MallocFree {
     void operator()(void *memory) const
     {
@@ -580,6 +583,40 @@ inline cg_status encode(const cg_profile *profile, const cg_chunk_header &header
     if (status == CG_OK)
         chunk_out->assign(bytes, bytes + n_bytes);
     return status;
+}
+
+// A chunk, with what it was made from.
+struct Coded {
+    cg_chunk_header header;
+    std::vector<uint32_t> tokens;
+    Bytes elements, chunk;
+    cg_status status;
+};
+
+inline Coded code(const ProfileSpec &spec, const cg_profile *profile, unsigned dtype,
+                  uint32_t first_position, uint32_t n_tokens, cg_level level, uint64_t seed = 1)
+{
+    Coded c;
+    c.header = make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
+    c.tokens = make_tokens(n_tokens, seed);
+    c.elements = make_elements(c.header, seed);
+    c.status = encode(profile, c.header, c.tokens, c.elements, level, &c.chunk);
+    return c;
+}
+
+// A task's part of a chunk's elements.
+inline Bytes elements_of(const Bytes &elements, const cg_chunk_header &header,
+                         const cg_task_shape &shape)
+{
+    const size_t slice_bytes = elements.size() / header.geometry.n_layers / CG_N_PLANES;
+    Bytes in;
+    for (uint32_t i = 0; i < shape.n_planes * shape.n_layers; i++) {
+        const size_t layer = shape.first_layer + i % shape.n_layers,
+                     plane = shape.plane + i / shape.n_layers;
+        const auto at = elements.begin() + static_cast<long>((layer * 2 + plane) * slice_bytes);
+        in.insert(in.end(), at, at + static_cast<long>(slice_bytes));
+    }
+    return in;
 }
 
 // From an exact copy, so that ASan sees an over-read.
