@@ -259,27 +259,38 @@ TEST_F(FarStoreTest, AMountOfCachegenfsOnThisHostIsLookedUpByThreads)
     }
 }
 
-TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
+ProfileSpec wide_spec()
 {
     ProfileSpec spec = nesting_spec();
     spec.n_kv_heads = 16;
-    const Store wide{true, spec};
-    const TempDir wide_mount;
-    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
-    ASSERT_EQ(wide_odd.why(), "");
-    const Tokens tokens = prompt(640);
+    return spec;
+}
+
+// A store whose chunks are large enough to be read in ranges, and where an opening is a question.
+struct Wide {
+    cachegen_status save(const Tokens &tokens) const
     {
-        Engine near(wide, "\"chunk_tokens\": 128");
-        near.table = blocks(near, tokens);
-        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+        Engine near(store, "\"chunk_tokens\": 128");
+        return near.save(tokens);
     }
+    const Store store{true, wide_spec()};
+    const TempDir mount;
+    OddFs odd{store.dir.path, mount.path, /*is_far=*/true};
+};
+
+TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
+{
+    Wide wide;
+    ASSERT_EQ(wide.odd.why(), "");
+    const Tokens tokens = prompt(640);
+    ASSERT_EQ(wide.save(tokens), CACHEGEN_OK);
     for (const uint32_t level : {CG_L3, CG_L1}) {
-        Engine engine(wide_mount.path, wide.spec,
+        Engine engine(wide.mount.path, wide.store.spec,
                       "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000");
         engine.level_plus_1 = level + 1;
         ASSERT_EQ(engine.look_up(tokens).n_chunks, 5u);
-        const size_t n_asked = wide_odd.n_asked();
-        const int n_opens = wide_odd.n_opens();
+        const size_t n_asked = wide.odd.n_asked();
+        const int n_opens = wide.odd.n_opens();
         cachegen_load *op;
         cachegen_progress p = {};
         p.struct_size = sizeof p;
@@ -287,83 +298,67 @@ TEST_F(FarStoreTest, ALoadOfOneLevelOpensAChunkOnceAndMovesItsBytesOnce)
         wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); });
         cachegen_load_free(op);
         EXPECT_EQ(p.loaded_tokens, 639u);
-        EXPECT_EQ(wide_odd.n_opens() - n_opens, 5);
+        EXPECT_EQ(wide.odd.n_opens() - n_opens, 5);
         EXPECT_GT(p.bytes_read, 5u * 16384) << "or a page of the cache counts too much";
-        EXPECT_LE(wide_odd.n_asked() - n_asked, p.bytes_read + size_t{5} * 4096) << level;
+        EXPECT_LE(wide.odd.n_asked() - n_asked, p.bytes_read + size_t{5} * 4096) << level;
     }
 }
 
 // The reader is there since the first load, and leaves when the connector closes.
 TEST_F(FarStoreTest, LookUpAndLoadOpenAChunkOnceAndLeaveNothingOpen)
 {
-    ProfileSpec spec = nesting_spec();
-    spec.n_kv_heads = 16;
-    const Store wide{true, spec};
-    const TempDir wide_mount;
-    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
-    ASSERT_EQ(wide_odd.why(), "");
+    Wide wide;
+    ASSERT_EQ(wide.odd.why(), "");
     const Tokens first = prompt(640), tokens = prompt(640, 2);
-    {
-        Engine near(wide, "\"chunk_tokens\": 128");
-        ASSERT_EQ(near.save(first), CACHEGEN_OK);
-        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
-    }
-    wide_odd.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
+    ASSERT_EQ(wide.save(first), CACHEGEN_OK);
+    ASSERT_EQ(wide.save(tokens), CACHEGEN_OK);
+    wide.odd.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
     auto engine = std::make_unique<Engine>(
-        wide_mount.path, wide.spec,
+        wide.mount.path, wide.store.spec,
         "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000, \"ttft_budget_ms\": 60000");
-    wide_odd.set_mood(Mood::GOOD);
+    wide.odd.set_mood(Mood::GOOD);
     EXPECT_EQ(engine->load(first).progress.loaded_tokens, 639u);
     // On a machine that is busy enough files may close before they are used: then once more.
     int n_opened = 0;
     for (int i = 0; i < 10 && n_opened != 5; i++) {
-        const int n_before = wide_odd.n_opens();
+        const int n_before = wide.odd.n_opens();
         const Load load = engine->load(tokens);
-        n_opened = wide_odd.n_opens() - n_before;
+        n_opened = wide.odd.n_opens() - n_before;
         EXPECT_EQ(load.progress.loaded_tokens, 639u);
         EXPECT_GT(load.progress.bytes_read, 5u * 16384) << "or one range is all of a chunk";
     }
     EXPECT_EQ(n_opened, 5);
     engine.reset();
-    EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
+    EXPECT_TRUE(comes_true([&] { return wide.odd.n_open() == 0; }));
 }
 
 // A network's file system may forget at each opening what it holds of a file. While the link is
 // unknown, ranges are small. A fast link would read the next one without waiting for the first.
 TEST_F(FarStoreTest, WhatIsReadInPartsIsOpenedOnceAlsoOfANearStore)
 {
-    ProfileSpec spec = nesting_spec();
-    spec.n_kv_heads = 16;
-    const Store wide{true, spec};
-    const TempDir wide_mount;
-    OddFs wide_odd(wide.dir.path, wide_mount.path, /*is_far=*/true);
-    ASSERT_EQ(wide_odd.why(), "");
+    Wide wide;
+    ASSERT_EQ(wide.odd.why(), "");
     const Tokens tokens = prompt(640);
+    ASSERT_EQ(wide.save(tokens), CACHEGEN_OK);
     {
-        Engine near(wide, "\"chunk_tokens\": 128");
-        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
-    }
-    {
-        Engine engine(wide_mount.path, wide.spec,
+        Engine engine(wide.mount.path, wide.store.spec,
                       "\"chunk_tokens\": 128, \"lookup_timeout_ms\": 60000, "
                       "\"ttft_budget_ms\": 60000");
-        wide_odd.set_mood(Mood::SLOW);
-        const int n_before = wide_odd.n_opens();
+        wide.odd.set_mood(Mood::SLOW);
+        const int n_before = wide.odd.n_opens();
         const Load load = engine.load(tokens);
-        wide_odd.set_mood(Mood::GOOD);
+        wide.odd.set_mood(Mood::GOOD);
         EXPECT_EQ(load.progress.loaded_tokens, 639u);
         EXPECT_GT(load.progress.bytes_read, 5u * 16384) << "or one range is all of a chunk";
-        EXPECT_LE(wide_odd.n_opens() - n_before, 5 + 5) << "by the look-up, then by the load";
+        EXPECT_LE(wide.odd.n_opens() - n_before, 5 + 5) << "by the look-up, then by the load";
     }
-    EXPECT_TRUE(comes_true([&] { return wide_odd.n_open() == 0; }));
+    EXPECT_TRUE(comes_true([&] { return wide.odd.n_open() == 0; }));
 }
 
 // Files of a near store that are read in parts stay open for their load, and for no other.
 TEST_F(FarStoreTest, ANearStoreIsLoadedAsItIsNow)
 {
-    ProfileSpec spec = nesting_spec();
-    spec.n_kv_heads = 16;
-    const Store near{false, spec};
+    const Store near{false, wide_spec()};
     Engine engine(near, "\"chunk_tokens\": 640, \"positive_ttl_ms\": 60000");
     const Tokens tokens = prompt(640);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
