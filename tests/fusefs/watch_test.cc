@@ -107,6 +107,15 @@ class WatchTest : public FsTest
         struct stat attr;
         return stat(below(path).c_str(), &attr) == 0 && attr.st_ctim.tv_sec + 2 < time(nullptr);
     }
+    // Whether the kernel is told, when it is opened, that it may keep the file's pages.
+    bool opens_unchanged(const std::string &path)
+    {
+        cg_fs_file *file;
+        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find(path), O_RDONLY, &file), 0);
+        const bool is = file->unchanged;
+        cg_fs_release(fs.fs, file);
+        return is;
+    }
     Kernel kernel;
     std::thread watcher;
 };
@@ -294,13 +303,7 @@ TEST_F(WatchTest, FoldersAndPublishedFilesLast)
 
 TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
 {
-    cg_fs_file *file;
-    const auto is_unchanged = [&] {
-        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &file), 0);
-        const bool is = file->unchanged;
-        cg_fs_release(fs.fs, file);
-        return is;
-    };
+    const auto is_unchanged = [&] { return opens_unchanged("m/file"); };
     ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
     EXPECT_FALSE(is_unchanged()) << "nobody would see changes";
     start();
@@ -340,12 +343,7 @@ TEST_F(WatchTest, WhatIsOpenForTheFirstTimeIsNotNoted)
 TEST_F(WatchTest, AWriteThatEndsVoidsWhatWasNotedDuringIt)
 {
     cg_fs_file *file;
-    const auto is_unchanged = [&] {
-        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, fs.find("m/file"), O_RDONLY, &file), 0);
-        const bool is = file->unchanged;
-        cg_fs_release(fs.fs, file);
-        return is;
-    };
+    const auto is_unchanged = [&] { return opens_unchanged("m/file"); };
     const auto end_write = [&] {
         kernel.forget_all();
         EXPECT_EQ(system((": >> '" + below("m/file") + "'").c_str()), 0);
