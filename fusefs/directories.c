@@ -137,43 +137,28 @@ static int prepare(cg_fs *fs, cg_fs_node *parent, const char *name, mode_t type,
     return 0;
 }
 
-/* After it was made, as its owner. */
-static int enter_new(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, mode_t mode,
-                     cg_fs_entry *entry_out)
+/* Makes a folder, a link to target, or a node of rdev, as the caller's. No rule speaks of it. */
+static int make(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
+                const char *name, mode_t mode, dev_t rdev, const char *target,
+                cg_fs_entry *entry_out)
 {
-    int error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out); /* no rule: no path */
-    if (error != 0)
+    cg_persona_enter(caller->uid, caller->gid);
+    const int made = S_ISDIR(mode)   ? mkdirat(dir_fd, name, mode & 07777)
+                     : S_ISLNK(mode) ? symlinkat(target, dir_fd, name)
+                                     : mknodat(dir_fd, name, mode, rdev);
+    int error = made == 0 ? 0 : errno;
+    cg_persona_leave();
+    if (error == 0 && (error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out)) != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
-    else
+    else if (error == 0)
         /* Its inode number may have been a published file's. */
         cg_gate_unseal(&fs->nodes, entry_out->node);
     return error;
 }
 
-int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
-                mode_t mode, cg_fs_entry *entry_out)
-{
-    bool is_strict;
-    int dir_fd;
-    int error = prepare(fs, parent, name, S_IFDIR, &is_strict, &dir_fd);
-    if (error != 0)
-        return error;
-    if (is_strict)
-        error = EPERM;
-    else {
-        cg_persona_enter(caller->uid, caller->gid);
-        error = mkdirat(dir_fd, name, mode & 07777) == 0 ? 0 : errno;
-        cg_persona_leave();
-        if (error == 0)
-            error = enter_new(fs, parent, dir_fd, name, S_IFDIR | mode, entry_out);
-    }
-    pthread_rwlock_unlock(&fs->names_lock);
-    close(dir_fd);
-    return error;
-}
-
-int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
-                mode_t mode, dev_t rdev, cg_fs_entry *entry_out)
+/* cg_fs_mknod(), of any kind of file. target: of a symbolic link. */
+static int make_entry(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                      mode_t mode, dev_t rdev, const char *target, cg_fs_entry *entry_out)
 {
     struct stat attr;
     bool is_strict;
@@ -182,11 +167,7 @@ int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
     if (error != 0)
         return error;
     if (!is_strict) {
-        cg_persona_enter(caller->uid, caller->gid);
-        error = mknodat(dir_fd, name, mode, rdev) == 0 ? 0 : errno;
-        cg_persona_leave();
-        if (error == 0)
-            error = enter_new(fs, parent, dir_fd, name, mode, entry_out);
+        error = make(fs, caller, parent, dir_fd, name, mode, rdev, target, entry_out);
     } else if (!S_ISREG(mode)) {
         error = EPERM;
     } else if (fstatat(dir_fd, name, &attr, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -202,26 +183,22 @@ int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const
     return error;
 }
 
+int cg_fs_mkdir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, cg_fs_entry *entry_out)
+{
+    return make_entry(fs, caller, parent, name, S_IFDIR | (mode & 07777), 0, NULL, entry_out);
+}
+
+int cg_fs_mknod(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
+                mode_t mode, dev_t rdev, cg_fs_entry *entry_out)
+{
+    return make_entry(fs, caller, parent, name, mode, rdev, NULL, entry_out);
+}
+
 int cg_fs_symlink(cg_fs *fs, const cg_fs_caller *caller, const char *target, cg_fs_node *parent,
                   const char *name, cg_fs_entry *entry_out)
 {
-    bool is_strict;
-    int dir_fd;
-    int error = prepare(fs, parent, name, S_IFLNK, &is_strict, &dir_fd);
-    if (error != 0)
-        return error;
-    if (is_strict)
-        error = EPERM;
-    else {
-        cg_persona_enter(caller->uid, caller->gid);
-        error = symlinkat(target, dir_fd, name) == 0 ? 0 : errno;
-        cg_persona_leave();
-        if (error == 0)
-            error = enter_new(fs, parent, dir_fd, name, S_IFLNK, entry_out);
-    }
-    pthread_rwlock_unlock(&fs->names_lock);
-    close(dir_fd);
-    return error;
+    return make_entry(fs, caller, parent, name, S_IFLNK, 0, target, entry_out);
 }
 
 int cg_fs_readlink(cg_fs *fs, cg_fs_node *node, char *target_out, size_t target_bytes)
