@@ -8,9 +8,11 @@ each other. Only fusefs knows libfuse, only iouring liburing.
 
 Files of a folder: its CMakeLists.txt lists the sources from the lowest to the highest, and a source calls and includes
 only what is listed above it, so that its lines read like the floors of a house. Calls are what nm finds in archives and
-objects: those that need a symbol, and the one that defines it. Headers do not include one another in a circle.
+objects: those that need a symbol, and the one that defines it. Headers do not include one another in a circle, and
+Python modules do not import one another in one.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -71,14 +73,8 @@ def listed_modules(repository, folder):
     return list(dict.fromkeys(names))
 
 
-def header_errors(folder, includes):
-    """Headers that include one another in a circle."""
-    used = {
-        name: [os.path.basename(path) for quote, path in lines if quote == '"' and path.split("/")[0] == folder]
-        for name, lines in includes.items()
-        if name.endswith((".h", ".cuh"))
-    }
-
+def circles(used):
+    """Of {name: names that it uses}: each circle, from its least name back to that."""
     def circle(name, path):
         if name in path:
             return (*path[path.index(name) :], name)
@@ -87,7 +83,44 @@ def header_errors(folder, includes):
     for name in used:
         found = circle(name, ())
         if found and found[0] == min(found):
-            yield f"{folder}: headers in a circle: {' -> '.join(found)}"
+            yield " -> ".join(found)
+
+
+def header_errors(folder, includes):
+    used = {
+        name: [os.path.basename(path) for quote, path in lines if quote == '"' and path.split("/")[0] == folder]
+        for name, lines in includes.items()
+        if name.endswith((".h", ".cuh"))
+    }
+    for circle in circles(used):
+        yield f"{folder}: headers in a circle: {circle}"
+
+
+def python_errors(repository):
+    """Modules of the connector's plugin and tools that import one another in a circle."""
+    paths = {}
+    for where, _, names in os.walk(os.path.join(repository, "connector/cachegen")):
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.relpath(os.path.join(where, name), os.path.join(repository, "connector"))
+                paths[re.sub(r"(/__init__)?\.py$", "", path).replace("/", ".")] = path
+    used = {}
+    for module, path in paths.items():
+        with open(os.path.join(repository, "connector", path), encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+        package = module.split(".") if path.endswith("__init__.py") else module.split(".")[:-1]
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                base = ".".join([*above, *filter(None, [node.module])])
+                named = [f"{base}.{alias.name}" for alias in node.names]
+                found.update(named if all(name in paths for name in named) else [base, *named])
+        used[module] = sorted(name for name in found if name in paths and name != module)
+    for circle in circles(used):
+        yield f"connector: modules in a circle: {circle}"
 
 
 def unlisted(folder, includes, modules):
@@ -153,6 +186,7 @@ def main(repository, binaries):
         errors += unlisted(folder, includes, modules)
         errors += include_errors(folder, includes, modules)
         errors += call_errors(folder, modules, calls)
+    errors += python_errors(repository)
     for error in dict.fromkeys(errors):
         print(f"error: {error}", file=sys.stderr)
     return 1 if errors else 0
