@@ -328,13 +328,14 @@ static void share(const cg_encoding *encoding, const cg_group *group, size_t n_b
     }
 }
 
-/* Whether what a projector made is the CPU's within a hundredth, which rounding stays far below.
- * Projecting is linear: so of all rows of a frequency only the sum is projected here, each with a
- * sign, or what is common to all would be all that counts. It is in w->block, and its square is
- * about that of all rows together. A row that is wrong by more than a hundredth of all of them, and
- * of what a quantizer loses of these, is found; and so is a symbol that is not what its residue
- * says. What symbols leave is half a step at most, and on average the signed sum of n_rows of that
- * is no more than sqrt(n_rows) halves. */
+/* Whether what a projector made is the CPU's within a hundredth; rounding stays far below that.
+ *
+ * Projecting is linear. So the CPU projects a single row for each frequency: the sum of its rows,
+ * each with a sign. (Without signs only what all rows have in common would count.) The sum is in
+ * w->block, and its square is about that of all rows together. Two mistakes are found: a row that
+ * is wrong by more than a hundredth of all rows, and of what a quantizer loses of them; and a
+ * symbol that is not what its residue says. A symbol leaves half a step at most. The signed sum of
+ * what n_rows symbols leave is on average no more than sqrt(n_rows) halves. */
 static bool agrees(const cg_profile *p, const cg_analysis *a, const cg_projection *what,
                    const cg_projected *made, const encode_work *w)
 {
