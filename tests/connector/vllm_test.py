@@ -1,17 +1,19 @@
 """End to end with vLLM: what the connector loads is what the engine would have computed, and nothing else.
 
 usage: vllm_test.py [PHASE...]    (environment: CG_ENGINE_PYTHON, CG_MODEL_DIR, CG_BUILD_DIR; CG_TEST_REQUIRE=engine)
-Phases: cold (and warm after it), changed, windows, ranks, fp8, lossy, brief; without any all but brief.
+Phases: cold (and warm after it), lossy, changed, windows, fp8, ranks, brief; without any all but brief.
 Exits with 77 when there is no engine. Each phase is a fresh process with its engine inside; an engine start takes most
 of its time, so a phase holds many cases. Exactness is tested in float32: in bf16 vLLM's rounding depends on the batch.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import glob
 import json
 import os
 import platform
+import queue
 import random
 import shutil
 import signal
@@ -777,10 +779,12 @@ def skip(reason):
     sys.exit(77)
 
 
-def run(*command, name, killed=False):
-    """Runs a phase in a process group of its own; its engine's log is shown if it fails."""
+def run(*command, name, title="", killed=False, cpus=None):
+    """Runs a phase in a process group of its own, on cpus; its engine's log is shown if it fails."""
     # CG_VLLM_OVERLAY: a folder with another release of vLLM (versions_test.py).
     python_path = [os.path.join(CHECKOUT, "connector"), *filter(None, [os.environ.get("CG_VLLM_OVERLAY")])]
+    if cpus:
+        command = ["taskset", "-c", ",".join(map(str, cpus)), *command]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
@@ -800,15 +804,75 @@ def run(*command, name, killed=False):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for line in output.splitlines():
-            if line.startswith(("ok  ", "FAILED", "    ")):
-                print(line)
+        lines = [f"== {name}: {title}"] if title else []
+        lines += [line for line in output.splitlines() if line.startswith(("ok  ", "FAILED", "    "))]
         as_meant = process.returncode == (-signal.SIGSYS if killed else 0)
         if not as_meant:
             log.seek(0)
-            print(f"== {name}: exit status {process.returncode}; the end of its log:")
-            print("".join(line[:300] + "\n" for line in (output + log.read()).splitlines()[-60:]))
+            lines.append(f"== {name}: exit status {process.returncode}; the end of its log:")
+            lines += [line[:300] for line in (output + log.read()).splitlines()[-60:]]
+        print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
         return as_meant
+
+
+class Phases:
+    """The phases in a directory. Each gives the names of what failed."""
+
+    def __init__(self, python, work):
+        self.python, self.work = python, work
+
+    def phase(self, name, title, **options):
+        command = [self.python, os.path.abspath(__file__), "--phase", name, self.work]
+        return [] if run(*command, name=name, title=title, **options) else [name]
+
+    def cold(self, cpus):
+        failed = self.phase("cold", "float32, lossless", killed=True, cpus=cpus)
+        if not failed and not all_are_whole(self.work):
+            failed = ["cold"]
+        return failed + self.phase("warm", "a fresh process", cpus=cpus)
+
+    def lossy(self, cpus):
+        text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
+        profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
+        made = run(self.python, *profile, "--out", os.path.join(self.work, "lossy", NAME), name="profile", cpus=cpus)
+        return ([] if made else ["profile"]) + self.phase("lossy", "bf16, with a hasty profile", cpus=cpus)
+
+    def changed(self, cpus):
+        return self.phase("changed", "weights and adapters", cpus=cpus)
+
+    def windows(self, cpus):
+        return self.phase("windows", "windows in some layers", cpus=cpus)
+
+    def fp8(self, cpus):
+        return self.phase("fp8", "fp8 caches, lossless", cpus=cpus)
+
+    def brief(self, cpus):
+        return self.phase("brief", "the life of a prompt", cpus=cpus)
+
+    def ranks(self, _cpus):  # on all of them
+        return self.phase("ranks", "tensor parallel")
+
+    def run_all(self, wanted):
+        """Two at once, each with half of the CPUs: an engine's start is Python's imports, and takes one. What needs all
+        CPUs comes last."""
+        cpus = sorted(os.sched_getaffinity(0))
+        halves = queue.SimpleQueue()
+        for half in (cpus[::2], cpus[1::2]):
+            if half:
+                halves.put(half)
+
+        def with_half(name):
+            half = halves.get()
+            try:
+                return getattr(self, name)(half)
+            finally:
+                halves.put(half)
+
+        with concurrent.futures.ThreadPoolExecutor(halves.qsize()) as pool:
+            failed = list(pool.map(with_half, [name for name in wanted if name != "ranks"]))
+        if "ranks" in wanted:
+            failed.append(self.ranks(None))
+        return sum(failed, [])
 
 
 def main():
@@ -821,33 +885,12 @@ def main():
     library = os.path.join(BUILD, "connector", "libcachegen.so")
     if not os.path.exists(library):
         sys.exit(f"vllm_test: {library} is missing (CG_BUILD_DIR)")
-    wanted = sys.argv[1:] or ["cold", "changed", "windows", "ranks", "fp8", "lossy"]
-    failed = []
+    # The longest first.
+    wanted = sys.argv[1:] or ["cold", "lossy", "changed", "windows", "fp8", "ranks"]
     with tempfile.TemporaryDirectory(prefix="cg-vllm-test.") as work:
         for name in ("store", "changed", "lossy", "ranks", "windows", "fp8"):
             os.makedirs(os.path.join(work, name))
-        phase = [python, os.path.abspath(__file__), "--phase"]
-        if "cold" in wanted:
-            print("== cold: float32, lossless", flush=True)
-            if not run(*phase, "cold", work, name="cold", killed=True) or not all_are_whole(work):
-                failed.append("cold")
-            print("== warm: a fresh process", flush=True)
-            if not run(*phase, "warm", work, name="warm"):
-                failed.append("warm")
-        if "lossy" in wanted:
-            text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
-            profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
-            if not run(python, *profile, "--out", os.path.join(work, "lossy", NAME), name="profile"):
-                failed.append("profile")
-        for name, title in (
-            ("changed", "weights and adapters"), ("windows", "windows in some layers"), ("ranks", "tensor parallel"),
-            ("fp8", "fp8 caches, lossless"), ("lossy", "bf16, with a hasty profile"),
-            ("brief", "the life of a prompt"),
-        ):  # fmt: skip
-            if name in wanted:
-                print(f"== {name}: {title}", flush=True)
-                if not run(*phase, name, work, name=name):
-                    failed.append(name)
+        failed = Phases(python, work).run_all(wanted)
     if failed:
         sys.exit(f"vllm_test: failed: {', '.join(failed)}")
 
