@@ -52,10 +52,17 @@ static cg_status set_mode(void *user, const char *from, int dir_fd, const char *
     return CG_OK;
 }
 
+static cg_status check_profile(void *user, int fd, cg_fingerprint *fingerprint_out)
+{
+    cg_fs *fs = user;
+    return cg_strict_check_profile(fd, &fs->budget, fingerprint_out);
+}
+
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
                  const cg_chunk_header *header)
 {
-    const cg_store_hook hook = {.creating = become_owner, .created = set_mode, .user = fs};
+    const cg_store_hook hook = {
+        .creating = become_owner, .created = set_mode, .check_profile = check_profile, .user = fs};
     cg_status status;
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = cg_store_adopt(fs->root_fd, &hook, path, header);
@@ -73,8 +80,11 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
 
 void cg_fs_adopt_tree(cg_fs *fs)
 {
-    const cg_store_hook hook = {
-        .creating = become_owner, .created = set_mode, .is_over = cg_fs_is_stopping, .user = fs};
+    const cg_store_hook hook = {.creating = become_owner,
+                                .created = set_mode,
+                                .is_over = cg_fs_is_stopping,
+                                .check_profile = check_profile,
+                                .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)
         return;

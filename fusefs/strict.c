@@ -66,25 +66,25 @@ cg_status cg_strict_read(void *user, uint64_t offset, uint8_t *bytes_out, size_t
     return read_at(*(const int *)user, bytes_out, n_bytes, (size_t)offset);
 }
 
-static cg_status check_fingerprint(const cg_fingerprint *fingerprint, const cg_tree_name *name)
+static cg_status check_fingerprint(const cg_fingerprint *fingerprint, const cg_key *wanted)
 {
-    return memcmp(fingerprint->bytes, name->key.bytes, sizeof fingerprint->bytes) == 0
+    return memcmp(fingerprint->bytes, wanted->bytes, sizeof fingerprint->bytes) == 0
                ? CG_OK
                : CG_ERR_FOREIGN_PROFILE;
 }
 
 /* A profile is parsed in memory, whole. So that nobody can have memory for the asking, with a hole
  * of a gigabyte that costs a call, there is some only for a file whose hashes have been found right
- * piece by piece. */
-static cg_status check_profile(int fd, uint64_t n_bytes, const cg_tree_name *name,
-                               cg_strict_budget *budget)
+ * piece by piece. wanted: the fingerprint that it must have, or NULL. */
+static cg_status check_profile(int fd, uint64_t n_bytes, const cg_key *wanted,
+                               cg_strict_budget *budget, cg_fingerprint *fingerprint_out)
 {
     cg_fingerprint fingerprint;
     take(budget, PIECE_MEMORY_BYTES);
     cg_status status = cg_profile_check_head(cg_strict_read, &fd, n_bytes, &fingerprint);
     give_back(budget, PIECE_MEMORY_BYTES);
-    if (status == CG_OK)
-        status = check_fingerprint(&fingerprint, name);
+    if (status == CG_OK && wanted != NULL)
+        status = check_fingerprint(&fingerprint, wanted);
     if (status != CG_OK)
         return status;
 
@@ -94,9 +94,9 @@ static cg_status check_profile(int fd, uint64_t n_bytes, const cg_tree_name *nam
     uint8_t *bytes = malloc(n_bytes);
     status = bytes == NULL ? CG_ERR_NO_MEMORY : read_at(fd, bytes, n_bytes, 0);
     if (status == CG_OK)
-        status = cg_profile_check(bytes, n_bytes, &fingerprint);
-    if (status == CG_OK) /* others may write between the two reads */
-        status = check_fingerprint(&fingerprint, name);
+        status = cg_profile_check(bytes, n_bytes, fingerprint_out);
+    if (status == CG_OK && wanted != NULL) /* others may write between the two reads */
+        status = check_fingerprint(fingerprint_out, wanted);
     free(bytes);
     give_back(budget, memory_bytes);
     return status;
@@ -126,28 +126,46 @@ static cg_status look_at_chunk(int fd, uint64_t n_bytes)
     return status == CG_OK ? cg_chunk_header_cut(&header, n_bytes) : status;
 }
 
+/* The size is looked up once: a file that grows meanwhile is checked as it was, and one that
+ * shrinks is truncated. */
+static cg_status size_of(int fd, uint64_t *n_bytes_out)
+{
+    struct stat attr;
+    if (fstat(fd, &attr) != 0)
+        return cg_status_from_errno(errno);
+    *n_bytes_out = (uint64_t)attr.st_size;
+    return !S_ISREG(attr.st_mode) ? CG_ERR_INVALID_ARGUMENT
+           : attr.st_size == 0    ? CG_ERR_TRUNCATED
+                                  : CG_OK;
+}
+
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
                           uint64_t max_bytes, cg_chunk_header *header_out)
 {
     const bool is_profile = name->kind == CG_TREE_PROFILE;
-    struct stat attr;
-    if (fstat(fd, &attr) != 0)
-        return cg_status_from_errno(errno);
-    if (!S_ISREG(attr.st_mode))
-        return CG_ERR_INVALID_ARGUMENT;
-    const uint64_t n_bytes = (uint64_t)attr.st_size;
-    if (n_bytes == 0)
-        return CG_ERR_TRUNCATED;
-    const cg_status status = is_profile ? CG_OK : look_at_chunk(fd, n_bytes);
+    cg_fingerprint fingerprint;
+    uint64_t n_bytes;
+    cg_status status = size_of(fd, &n_bytes);
+    if (status == CG_OK && !is_profile)
+        status = look_at_chunk(fd, n_bytes);
     if (status != CG_OK)
         return status;
-    /* The size was looked up before: a file that grows meanwhile is checked as it was, and one that
-     * shrinks is truncated. */
     if (n_bytes > max_bytes || (is_profile && n_bytes > CG_PROFILE_MAX_BYTES))
         return CG_ERR_NO_MEMORY;
     /* Each waits for its turn before it allocates: many checks at once take longer, not more. */
-    return is_profile ? check_profile(fd, n_bytes, name, budget)
+    return is_profile ? check_profile(fd, n_bytes, &name->key, budget, &fingerprint)
                       : check_chunk(fd, n_bytes, name, budget, header_out);
+}
+
+cg_status cg_strict_check_profile(int fd, cg_strict_budget *budget, cg_fingerprint *fingerprint_out)
+{
+    uint64_t n_bytes;
+    const cg_status status = size_of(fd, &n_bytes);
+    if (status != CG_OK)
+        return status;
+    return n_bytes > CG_PROFILE_MAX_BYTES
+               ? CG_ERR_NO_MEMORY
+               : check_profile(fd, n_bytes, NULL, budget, fingerprint_out);
 }
 
 int cg_strict_errno(cg_status status)

@@ -34,6 +34,10 @@ void cg_strict_budget_destroy(cg_strict_budget *budget);
 cg_status cg_strict_check(int fd, const cg_tree_name *name, cg_strict_budget *budget,
                           uint64_t max_bytes, cg_chunk_header *header_out);
 
+/* The same of a profile under an ordinary name, whatever its fingerprint is. */
+cg_status cg_strict_check_profile(int fd, cg_strict_budget *budget,
+                                  cg_fingerprint *fingerprint_out);
+
 /* A cg_chunk_source: exactly n_bytes of the file whose descriptor *(const int *)fd is.
  * CG_ERR_TRUNCATED; CG_ERR_...: of errno. */
 cg_status cg_strict_read(void *fd, uint64_t offset, uint8_t *bytes_out, size_t n_bytes);

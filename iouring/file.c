@@ -33,6 +33,12 @@ static int open_regular(int dir_fd, const char *path, uint64_t *file_bytes_out,
     return -1;
 }
 
+int cg_file_open(int dir_fd, const char *path, cg_status *status_out)
+{
+    uint64_t file_bytes;
+    return open_regular(dir_fd, path, &file_bytes, status_out);
+}
+
 /* Up to n_bytes from offset on: fewer only at the end of the file. */
 static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t offset,
                             size_t *n_read_out)

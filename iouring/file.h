@@ -13,6 +13,8 @@
 extern "C" {
 #endif
 
+/* Opens a file to be read; the caller closes what it returns. -1: *status_out says why. */
+int cg_file_open(int dir_fd, const char *path, cg_status *status_out);
 /* Reads a whole file; the caller frees *bytes_out. CG_ERR_BUFFER_TOO_SMALL: it has more than
  * max_bytes. */
 cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out,

@@ -189,13 +189,16 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
  * created: the file or folder `leaf` was made in the directory dir_fd. It has mode 0600 (a folder:
  * 0700) and the owner that a new file of this thread has. leaf is NULL if nothing was made anew; a
  * hard link is not new. A status other than CG_OK ends the adopting with that status.
- * is_over (may be NULL): asked before each file of a tree; true ends the look at the tree. */
+ * is_over (may be NULL): asked before each file of a tree; true ends the look at the tree.
+ * check_profile (may be NULL): cg_profile_check() of the open file fd, a profile.cgp that anybody
+ * may have written, in as much memory as the caller has for it. NULL: it is read whole. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);
     void *user;
     void (*creating)(void *user, const char *from, int dir_fd, bool is_folder);
     bool (*is_over)(void *user);
+    cg_status (*check_profile)(void *user, int fd, cg_fingerprint *fingerprint_out);
 } cg_store_hook;
 
 /* Adopts a chunk of a context: makes sure that it can be found by its key, at all levels that it

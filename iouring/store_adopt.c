@@ -239,6 +239,26 @@ cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *pat
     return adopt_chunk(&a, path, header);
 }
 
+static cg_status check_profile(const adoption *a, const char *path, cg_fingerprint *fingerprint_out)
+{
+    uint8_t *bytes;
+    size_t n_bytes;
+    cg_status status;
+    if (a->hook != NULL && a->hook->check_profile != NULL) {
+        const int fd = cg_file_open(a->root_fd, path, &status);
+        if (fd < 0)
+            return status;
+        status = a->hook->check_profile(a->hook->user, fd, fingerprint_out);
+        close(fd);
+        return status;
+    }
+    status = cg_file_read(a->root_fd, path, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
+    if (status == CG_OK)
+        status = cg_profile_check(bytes, n_bytes, fingerprint_out);
+    free(bytes);
+    return status;
+}
+
 cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path)
 {
     const adoption a = {.root_fd = root_fd, .hook = hook};
@@ -247,20 +267,13 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     cg_located from, to = {.dir_fd = -1}, by_default;
     cg_fingerprint fingerprint;
     cg_key key;
-    uint8_t *bytes;
-    size_t n_bytes;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_PROFILE)
         return CG_ERR_INVALID_ARGUMENT;
     cg_status status = cg_beneath_locate(root_fd, path, &from);
     if (status != CG_OK)
         return status;
-    status = cg_file_read(root_fd, from.at, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
-    if (status != CG_OK)
-        goto done;
-    status = cg_profile_check(bytes, n_bytes, &fingerprint);
-    free(bytes);
-    if (status != CG_OK)
+    if ((status = check_profile(&a, from.at, &fingerprint)) != CG_OK)
         goto done;
     memcpy(key.bytes, fingerprint.bytes, sizeof key.bytes);
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=

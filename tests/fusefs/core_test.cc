@@ -150,6 +150,26 @@ TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt)
     EXPECT_EQ(fs.get(path_of(good)), good);
 }
 
+// It is an ordinary file, so anybody may make it as large as they like, at once and for nothing.
+TEST_F(ProfileTest, OfAContextTakesNoMoreMemoryThanOneUnderAStrictName)
+{
+    const auto peak_bytes = [] {
+        struct rusage usage;
+        getrusage(RUSAGE_SELF, &usage);
+        return static_cast<uint64_t>(usage.ru_maxrss) << 10;
+    };
+    const uint64_t hole_bytes = UINT64_C(512) << 20, before = peak_bytes();
+    cg_fs_file *file;
+    fs.mkdirs("m/contexts/c");
+    ASSERT_EQ(fs.create("m/contexts/c/profile.cgp", &file), 0);
+    ASSERT_EQ(truncate((store.path + "/m/contexts/c/profile.cgp").c_str(),
+                       static_cast<off_t>(hole_bytes)),
+              0);
+    cg_fs_release(fs.fs, file);
+    EXPECT_NE(fs.log().find("m/contexts/c/profile.cgp cannot be found"), std::string::npos);
+    EXPECT_LT(peak_bytes() - before, hole_bytes / 4);
+}
+
 TEST_F(FsTest, TakesWhatTheEncoderMakes)
 {
     std::ifstream in(CG_GOLDEN "/bf16-0-L1.kv", std::ios::binary);

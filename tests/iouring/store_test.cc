@@ -528,17 +528,17 @@ TEST_P(StoreTest, TellsWhatAdoptingMakes)
         std::vector<std::string> made;
         cg_status answer = CG_OK;
     } told;
-    const cg_store_hook hook = {
-        [](void *user, const char *from, int dir_fd, const char *leaf, bool is_folder) {
-            struct stat s = {};
-            EXPECT_EQ(fstatat(dir_fd, leaf, &s, AT_SYMLINK_NOFOLLOW), 0) << leaf;
-            EXPECT_EQ(S_ISDIR(s.st_mode), is_folder) << leaf;
-            EXPECT_EQ(s.st_mode & 07777, is_folder ? 0700u : 0600u) << leaf;
-            EXPECT_EQ(std::string(from).find("n/contexts/c/"), 0u);
-            static_cast<Told *>(user)->made.push_back(leaf);
-            return static_cast<Told *>(user)->answer;
-        },
-        &told, nullptr, nullptr};
+    cg_store_hook hook = {};
+    hook.created = [](void *user, const char *from, int dir_fd, const char *leaf, bool is_folder) {
+        struct stat s = {};
+        EXPECT_EQ(fstatat(dir_fd, leaf, &s, AT_SYMLINK_NOFOLLOW), 0) << leaf;
+        EXPECT_EQ(S_ISDIR(s.st_mode), is_folder) << leaf;
+        EXPECT_EQ(s.st_mode & 07777, is_folder ? 0700u : 0600u) << leaf;
+        EXPECT_EQ(std::string(from).find("n/contexts/c/"), 0u);
+        static_cast<Told *>(user)->made.push_back(leaf);
+        return static_cast<Told *>(user)->answer;
+    };
+    hook.user = &told;
     char hex[CG_KEY_HEX_BYTES];
     cg_key_to_hex(&chunk.header.key, hex);
     const std::string key = hex;
@@ -568,17 +568,15 @@ TEST_P(StoreTest, AdoptsWhatWasCheckedAndNotWhatTookItsPlace)
         int root_fd;
         const char *path;
     } user{dir.fd, path};
-    const cg_store_hook hook = {
-        .created = [](void *, const char *, int, const char *, bool) { return CG_OK; },
-        .user = &user,
-        .creating =
-            [](void *told, const char *, int, bool is_folder) {
-                const User &u = *static_cast<User *>(told);
-                if (!is_folder) {
-                    EXPECT_EQ(renameat(u.root_fd, "n/contexts/other", u.root_fd, u.path), 0);
-                }
-            },
-        .is_over = nullptr};
+    cg_store_hook hook = {};
+    hook.created = [](void *, const char *, int, const char *, bool) { return CG_OK; };
+    hook.creating = [](void *told, const char *, int, bool is_folder) {
+        const User &u = *static_cast<User *>(told);
+        if (!is_folder) {
+            EXPECT_EQ(renameat(u.root_fd, "n/contexts/other", u.root_fd, u.path), 0);
+        }
+    };
+    hook.user = &user;
     EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chain[0].header), CG_ERR_FOREIGN_TOKENS);
     EXPECT_FALSE(dir.has(object_path(chain[0], "n")));
     EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, path, &chain[1].header), CG_OK);
@@ -671,19 +669,16 @@ TEST_P(StoreTest, AdoptsNothingThroughALinkThatTakesAFoldersPlaceMeanwhile)
     struct Swap {
         std::string store, outside;
     } swap{dir.path, outside.path};
-    const cg_store_hook hook = {
-        .created =
-            [](void *user, const char *, int, const char *leaf, bool is_folder) {
-                const Swap &s = *static_cast<Swap *>(user);
-                if (is_folder && strlen(leaf) == 32) { /* the folder of the key */
-                    std::filesystem::rename(s.store + "/m/objects", s.store + "/m/aside");
-                    std::filesystem::create_directory_symlink(s.outside, s.store + "/m/objects");
-                }
-                return CG_OK;
-            },
-        .user = &swap,
-        .creating = nullptr,
-        .is_over = nullptr};
+    cg_store_hook hook = {};
+    hook.created = [](void *user, const char *, int, const char *leaf, bool is_folder) {
+        const Swap &s = *static_cast<Swap *>(user);
+        if (is_folder && strlen(leaf) == 32) { /* the folder of the key */
+            std::filesystem::rename(s.store + "/m/objects", s.store + "/m/aside");
+            std::filesystem::create_directory_symlink(s.outside, s.store + "/m/objects");
+        }
+        return CG_OK;
+    };
+    hook.user = &swap;
     EXPECT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK);
     EXPECT_TRUE(outside.files().empty());
     EXPECT_EQ(dir.files("m/aside").size(), 1u) << "it is where it was begun";
