@@ -1,12 +1,9 @@
 #include "fusefs/loop.h"
 
-#include "fusefs/control.h"
 #include "fusefs/lanes.h"
-#include "fusefs/nodes.h"
+#include "fusefs/requests.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/fuse.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -70,123 +67,6 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A node's number is its address (fusefs/ops_reply.c), and `control` never changes: no lock is
- * needed. */
-static bool is_control(uint64_t node_id)
-{
-    return node_id != FUSE_ROOT_ID &&
-           ((const cg_fs_node *)(uintptr_t)node_id)->control != CG_CONTROL_NONE;
-}
-
-static bool is_open_for_writing(const struct fuse_in_header *header)
-{
-    struct fuse_open_in open_in;
-    if (header->len < sizeof *header + sizeof open_in)
-        return false;
-    memcpy(&open_in, header + 1, sizeof open_in);
-    return (open_in.flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY;
-}
-
-/* Requests that headers of older systems do not have. */
-enum { OPCODE_STATX = 52, OPCODE_COPY_FILE_RANGE_64 = 53 };
-
-static cg_lane lane_of(const struct fuse_in_header *header)
-{
-    switch (header->opcode) {
-    case FUSE_INIT:
-    case FUSE_DESTROY:
-    case FUSE_FORGET:
-    case FUSE_BATCH_FORGET:
-    case FUSE_INTERRUPT:
-    /* libfuse answers these, which we do not have: ENOSYS. */
-    case FUSE_IOCTL:
-    case FUSE_POLL:
-    case OPCODE_STATX: return CG_LANE_FREE;
-    case FUSE_LOOKUP:
-        /* The one name of the root that is not the store's. */
-        if (header->nodeid == FUSE_ROOT_ID &&
-            header->len == sizeof *header + sizeof CG_CONTROL_DIRECTORY &&
-            strcmp((const char *)(header + 1), CG_CONTROL_DIRECTORY) == 0)
-            return CG_LANE_FREE;
-        return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_READ;
-    case FUSE_OPEN:
-        return is_control(header->nodeid)    ? CG_LANE_FREE
-               : is_open_for_writing(header) ? CG_LANE_CHANGE
-                                             : CG_LANE_READ;
-    case FUSE_GETATTR:
-        /* Does not wait for the store for long, nor for others at all (fusefs/root_stat.h). */
-        return header->nodeid == FUSE_ROOT_ID || is_control(header->nodeid) ? CG_LANE_FREE
-                                                                            : CG_LANE_READ;
-    case FUSE_READLINK:
-    case FUSE_READ:
-    case FUSE_OPENDIR:
-    case FUSE_READDIR:
-    case FUSE_READDIRPLUS:
-    case FUSE_RELEASEDIR:
-    case FUSE_GETXATTR:
-    case FUSE_LISTXATTR:
-    case FUSE_LSEEK: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_READ;
-    case FUSE_STATFS: return CG_LANE_READ;
-    case FUSE_SETATTR:
-    case FUSE_SYMLINK:
-    case FUSE_MKNOD:
-    case FUSE_MKDIR:
-    case FUSE_UNLINK:
-    case FUSE_RMDIR:
-    case FUSE_RENAME:
-    case FUSE_RENAME2:
-    case FUSE_LINK:
-    case FUSE_CREATE:
-    case FUSE_WRITE:
-    case FUSE_FLUSH:
-    case FUSE_FSYNC:
-    case FUSE_FSYNCDIR:
-    case FUSE_FALLOCATE:
-    case FUSE_COPY_FILE_RANGE:
-    case FUSE_SETXATTR:
-    case FUSE_REMOVEXATTR:
-    /* The last close of a file may adopt it, and discards what never became valid. */
-    case FUSE_RELEASE: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
-    /* FUSE_COPY_FILE_RANGE_64, and what later kernels send: it may take as long as anything. */
-    default: return CG_LANE_CHANGE;
-    }
-}
-
-/* What a request counts as; CG_N_REQUESTS: as none. */
-static cg_request request_of(const struct fuse_in_header *header)
-{
-    switch (header->opcode) {
-    case FUSE_LOOKUP:
-    case FUSE_GETATTR:
-    case FUSE_READLINK:
-    case FUSE_OPENDIR:
-    case FUSE_READDIR:
-    case FUSE_READDIRPLUS:
-    case FUSE_GETXATTR:
-    case FUSE_LISTXATTR: return CG_REQUEST_NAME;
-    case FUSE_OPEN:
-    case FUSE_CREATE: return CG_REQUEST_OPEN;
-    case FUSE_READ: return CG_REQUEST_READ;
-    case FUSE_WRITE:
-    case FUSE_COPY_FILE_RANGE:
-    case OPCODE_COPY_FILE_RANGE_64: return CG_REQUEST_WRITE;
-    case FUSE_FLUSH:
-    case FUSE_FSYNC: return CG_REQUEST_CLOSE;
-    case FUSE_SETATTR:
-    case FUSE_SYMLINK:
-    case FUSE_MKNOD:
-    case FUSE_MKDIR:
-    case FUSE_UNLINK:
-    case FUSE_RMDIR:
-    case FUSE_RENAME:
-    case FUSE_RENAME2:
-    case FUSE_LINK:
-    case FUSE_SETXATTR:
-    case FUSE_REMOVEXATTR: return CG_REQUEST_CHANGE;
-    default: return CG_N_REQUESTS;
-    }
-}
-
 static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t arrived_ns)
 {
     fuse_session_process_buf(l->session, buf);
@@ -239,9 +119,9 @@ static void run_next(loop *l, cg_lane lane, uid_t uid)
 static void dispatch(loop *l, struct fuse_buf *buf)
 {
     const struct fuse_in_header *header = buf->mem; /* never in a pipe: see op_init() */
-    const cg_lane lane = lane_of(header);
+    const cg_lane lane = cg_request_lane(header);
     const uid_t uid = header->uid;
-    const cg_request request = request_of(header);
+    const cg_request request = cg_request_counts_as(header);
     const uint64_t arrived_ns = now_ns();
     /* Another thread's request may have come after it. */
     const int64_t since_ns = (int64_t)(arrived_ns - atomic_exchange(&l->last_ns, arrived_ns));
