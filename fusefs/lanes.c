@@ -128,6 +128,23 @@ void cg_lanes_let_go(cg_lanes *lanes, uid_t uid, uint64_t n_bytes)
     pthread_mutex_unlock(&lanes->lock);
 }
 
+cg_lane_job *cg_lanes_take_late(cg_lanes *lanes, uint64_t before_ns)
+{
+    cg_lane_job *late = NULL;
+    pthread_mutex_lock(&lanes->lock);
+    for (int lane = 0; lane < CG_N_LANES && late == NULL; lane++) {
+        cg_lane_job *before = NULL, *job = lanes->first[lane];
+        while (job != NULL && (job->arrived_ns == 0 || job->arrived_ns >= before_ns)) {
+            before = job;
+            job = job->next;
+        }
+        if (job != NULL)
+            late = unlink_job(lanes, (cg_lane)lane, before);
+    }
+    pthread_mutex_unlock(&lanes->lock);
+    return late;
+}
+
 cg_lane_job *cg_lanes_take_waiting(cg_lanes *lanes)
 {
     cg_lane_job *job = NULL;

@@ -37,6 +37,7 @@ struct cg_lane_job {
     cg_lane lane;
     uid_t uid; /* (uid_t)-1: nobody's part counts */
     cg_lane_job *next;
+    uint64_t arrived_ns; /* 0: it must run, however late */
 };
 
 typedef struct cg_lanes {
@@ -63,6 +64,8 @@ cg_lane_job *cg_lanes_end(cg_lanes *lanes, cg_lane lane, uid_t uid);
  * them. */
 bool cg_lanes_hold(cg_lanes *lanes, uid_t uid, uint64_t n_bytes);
 void cg_lanes_let_go(cg_lanes *lanes, uid_t uid, uint64_t n_bytes);
+/* Takes out a waiting job that need not run and arrived before this time, or returns NULL. */
+cg_lane_job *cg_lanes_take_late(cg_lanes *lanes, uint64_t before_ns);
 /* For the end of a mount: takes out one job that still waits, or returns NULL. */
 cg_lane_job *cg_lanes_take_waiting(cg_lanes *lanes);
 

@@ -1,6 +1,7 @@
 #include "fusefs/loop.h"
 
 #include "fusefs/lanes.h"
+#include "fusefs/overdue.h"
 #include "fusefs/requests.h"
 
 #include <errno.h>
@@ -35,6 +36,7 @@ typedef struct loop {
     struct fuse_session *session;
     cg_metrics *metrics;
     cg_lanes lanes;
+    cg_overdue overdue;
     _Atomic uint64_t last_ns; /* when the last request came */
     _Atomic bool comes_soon;  /* the next one, by what the last ones did */
     atomic_flag is_polled;    /* the device, by one thread */
@@ -51,12 +53,12 @@ typedef struct loop {
     int error;
 } loop;
 
-/* A request that waits for its lane, with its bytes. */
+/* A request that waits for its lane, or for another request's thread, with its bytes. */
 typedef struct waiting {
     cg_lane_job job;
     struct fuse_buf buf;
     uint64_t arrived_ns;
-    cg_request request;
+    cg_request request; /* that it counts as */
     uint8_t bytes[];
 } waiting;
 
@@ -67,9 +69,37 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static bool job_gives_back(const cg_lane_job *job, uint64_t node_id)
+{
+    return cg_request_gives_back(((const waiting *)job)->buf.mem, node_id);
+}
+
+/* What was kept for a request that is over, unless another one wants it kept. */
+static void run_kept(loop *l, cg_lane_job *job)
+{
+    for (cg_lane_job *next; job != NULL; job = next) {
+        waiting *kept = (waiting *)job;
+        next = job->next;
+        if (cg_overdue_keep(&l->overdue, job))
+            continue;
+        fuse_session_process_buf(l->session, &kept->buf);
+        free(kept);
+    }
+}
+
 static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t arrived_ns)
 {
+    const struct fuse_in_header *header = buf->mem;
+    cg_overdue_request asking = {.number = header->unique,
+                                 .node_id = header->nodeid,
+                                 .arrived_ns = arrived_ns,
+                                 .lists = cg_request_lists(header)};
+    const bool asks = cg_request_only_asks(header);
+    if (asks)
+        cg_overdue_begin(&l->overdue, &asking);
     fuse_session_process_buf(l->session, buf);
+    if (asks)
+        run_kept(l, cg_overdue_end(&l->overdue, &asking));
     if (request != CG_N_REQUESTS)
         cg_metrics_observe(l->metrics, request, now_ns() - arrived_ns);
 }
@@ -92,15 +122,32 @@ static void free_copy(loop *l, waiting *copy)
     free(copy);
 }
 
-/* Too much waits already. ENOMEM says so to the caller: of EAGAIN many would think that they can
- * wait for the file with poll(2), and others would try again at once. */
-static void refuse(const loop *l, const struct fuse_in_header *header)
+/* False: it was answered already, or the caller is gone. */
+static bool refuse(const loop *l, uint64_t number, int error)
 {
-    const struct fuse_out_header out = {
-        .len = sizeof out, .error = -ENOMEM, .unique = header->unique};
-    /* An error says that the caller is gone. */
-    const ssize_t n = write(fuse_session_fd(l->session), &out, sizeof out);
-    (void)n;
+    const struct fuse_out_header out = {.len = sizeof out, .error = -error, .unique = number};
+    return write(fuse_session_fd(l->session), &out, sizeof out) == (ssize_t)sizeof out;
+}
+
+static void give_up(const loop *l, uint64_t number)
+{
+    cg_metrics_add(&l->metrics->given_up, refuse(l, number, ETIMEDOUT));
+}
+
+/* Answers what has waited too long for the store, or for its lane. */
+static void give_up_late(loop *l)
+{
+    const uint64_t at_ns = now_ns();
+    uint64_t number;
+    while (cg_overdue_give_up(&l->overdue, at_ns, &number))
+        give_up(l, number);
+    const uint64_t limit_ns = cg_overdue_limit_ns(&l->overdue);
+    for (cg_lane_job *job;
+         limit_ns < at_ns && (job = cg_lanes_take_late(&l->lanes, at_ns - limit_ns)) != NULL;) {
+        waiting *late = (waiting *)job;
+        give_up(l, ((const struct fuse_in_header *)late->buf.mem)->unique);
+        free_copy(l, late);
+    }
 }
 
 /* Runs what waits in the place that is free now. */
@@ -116,9 +163,30 @@ static void run_next(loop *l, cg_lane lane, uid_t uid)
     }
 }
 
+/* Whether the request gives back what a request that was given up still uses. Then it is done when
+ * that one's thread has come back; without the memory for that never, which only wastes what it
+ * gives back. */
+static bool keep(loop *l, const struct fuse_buf *buf)
+{
+    const struct fuse_in_header *header = buf->mem;
+    if (!cg_request_may_give_back(header) || !cg_overdue_any(&l->overdue))
+        return false;
+    waiting *copy = copy_request(buf, CG_LANE_FREE, header->uid);
+    if (copy == NULL || cg_overdue_keep(&l->overdue, &copy->job))
+        return true;
+    free(copy);
+    return false;
+}
+
 static void dispatch(loop *l, struct fuse_buf *buf)
 {
     const struct fuse_in_header *header = buf->mem; /* never in a pipe: see op_init() */
+    if (keep(l, buf))
+        return;
+    if (cg_request_lists(header) && cg_overdue_is_listing(&l->overdue, header->nodeid)) {
+        give_up(l, header->unique);
+        return;
+    }
     const cg_lane lane = cg_request_lane(header);
     const uid_t uid = header->uid;
     const cg_request request = cg_request_counts_as(header);
@@ -131,8 +199,10 @@ static void dispatch(loop *l, struct fuse_buf *buf)
         run_next(l, lane, uid);
         return;
     }
+    /* Too much waits already. ENOMEM says so to the caller: of EAGAIN many would think that they
+     * can wait for the file with poll(2), and others would try again at once. */
     if (!cg_lanes_hold(&l->lanes, uid, buf->size)) {
-        refuse(l, header);
+        refuse(l, header->unique, ENOMEM);
         return;
     }
     waiting *copy = copy_request(buf, lane, uid);
@@ -143,6 +213,7 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     }
     copy->request = request;
     copy->arrived_ns = arrived_ns;
+    copy->job.arrived_ns = cg_request_only_asks(header) ? arrived_ns : 0;
     if (cg_lanes_begin_or_wait(&l->lanes, &copy->job)) { /* a place came free meanwhile */
         process(l, &copy->buf, request, arrived_ns);
         free_copy(l, copy);
@@ -257,7 +328,7 @@ static void start_thread(loop *l)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
+int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned store_timeout_s)
 {
     loop *l = calloc(1, sizeof *l);
     if (l == NULL)
@@ -265,6 +336,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     l->session = session;
     l->metrics = metrics;
     cg_lanes_init(&l->lanes);
+    cg_overdue_init(&l->overdue, (uint64_t)store_timeout_s * 1000000000u, job_gives_back);
     atomic_flag_clear(&l->is_polled);
     sem_init(&l->ended, 0, 0);
     pthread_mutex_init(&l->lock, NULL);
@@ -278,6 +350,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
         clock_gettime(CLOCK_REALTIME, &soon);
         soon.tv_sec++;
         sem_timedwait(&l->ended, &soon);
+        give_up_late(l);
     }
     pthread_mutex_lock(&l->lock);
     const unsigned n_threads = l->n_threads;
@@ -297,6 +370,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics)
     pthread_cond_destroy(&l->called);
     pthread_mutex_destroy(&l->lock);
     sem_destroy(&l->ended);
+    cg_overdue_destroy(&l->overdue);
     cg_lanes_destroy(&l->lanes);
     free(l);
     return error;

@@ -2,7 +2,7 @@
  *
  * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So when all
  * that touches the store hangs, threads are left for .cachegenfs; when only changes hang, threads
- * are left for reading.
+ * are left for reading. What only asks is answered with ETIMEDOUT when it has waited too long.
  */
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H
@@ -10,6 +10,7 @@
 #include "fusefs/metrics.h"
 
 /* Serves until a signal (fuse_set_signal_handlers()) or an unmount ends the session. Then waits for
- * what is under way. 0 or -errno. */
-int cg_loop_run(struct fuse_session *session, cg_metrics *metrics);
+ * what is under way. store_timeout_s: for so long, and up to a second more, a request that changes
+ * nothing waits for the store; 0: without end (fusefs/overdue.h). 0 or -errno. */
+int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned store_timeout_s);
 #endif

@@ -118,7 +118,7 @@ static int serve(struct fuse_session *session, const cg_options *options, cg_met
     if (options->single_thread)
         return fuse_session_loop(session);
     if (!options->io_uring)
-        return cg_loop_run(session, metrics);
+        return cg_loop_run(session, metrics, options->store_timeout_s);
     /* That transport has queues and threads of its own. */
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     if (config == NULL)
@@ -198,7 +198,7 @@ static int run(cg_options *options)
     /* After mounting, so that its errors reach the terminal; before threads, which fork() loses. */
     if (fuse_daemonize(options->foreground) != 0)
         goto no_daemon;
-    mount.session = session;
+    mount.session = mount.passthrough.session = session;
     begin_watch(options, &mount, &kernel, &target);
     cg_persona_drop_capabilities(); /* threads that are made later get what is left */
     result = work(&mount, options, &target);

@@ -119,6 +119,9 @@ char *cg_metrics_text(const cg_metrics *m)
            "From a request's arrival to its answer (passthrough reads are not seen).");
     for (int i = 0; i < CG_N_REQUESTS; i++)
         histogram(out, REQUEST_NAMES[i], &m->latencies[i]);
+    single(out, "given_up_total", "counter",
+           "Requests that were answered with ETIMEDOUT because the store did not answer.",
+           m->given_up);
     single(out, "errors_total", "counter", "Replies of EIO, ENOSPC, EDQUOT or ESTALE.", m->errors);
     single(out, "files_open", "gauge", "Files open now.", m->files_open);
     single(out, "files_pending", "gauge", "Files being written under strict names now.",

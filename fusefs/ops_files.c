@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,10 +29,18 @@ static void finish_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file,
     fi->fh = (uintptr_t)file;
 }
 
-static void undo_open(cg_mount *mount, fuse_req_t req, cg_fs_file *file)
+static void end_open(cg_mount *mount, cg_fs_file *file)
 {
-    cg_passthrough_release(&mount->passthrough, req, file);
+    cg_passthrough_release(&mount->passthrough, file);
     cg_fs_release(mount->fs, file);
+}
+
+/* The kernel did not get the answer: it came too late (fusefs/overdue.h), or the connection was
+ * aborted. So the pages that it has are not what they would be after this open. */
+static void undo_open(cg_mount *mount, cg_fs_file *file)
+{
+    file->note.changed_ns = 0;
+    end_open(mount, file);
 }
 
 void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
@@ -52,7 +61,7 @@ void cg_ops_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t m
     /* -ENOENT: the caller was interrupted. The kernel knows neither the file nor the node, and will
      * send no release. */
     if (fuse_reply_create(req, &param, fi) == -ENOENT) {
-        cg_fs_release(mount->fs, file);
+        undo_open(mount, file);
         cg_ops_take_back(mount, entry.node);
     }
 }
@@ -68,10 +77,8 @@ void cg_ops_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     }
     finish_open(mount, req, file, fi);
-    if (fuse_reply_open(req, fi) == -ENOENT && !file->backed) {
-        /* The connection was aborted. req is gone, and with it the way to close a backing file. */
-        cg_fs_release(mount->fs, file);
-    }
+    if (fuse_reply_open(req, fi) == -ENOENT)
+        undo_open(mount, file);
 }
 
 /* A copy of the text: who has read it may close the file, which frees the text, before the call
@@ -174,7 +181,7 @@ void cg_ops_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_fil
 void cg_ops_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    undo_open(cg_ops_mount(req), req, file_of(fi));
+    end_open(cg_ops_mount(req), file_of(fi));
     fuse_reply_err(req, 0);
 }
 
@@ -279,6 +286,17 @@ static size_t add_entry(fuse_req_t req, cg_fs_directory *directory, const struct
     return fuse_add_direntry_plus(req, at, left_bytes, entry->d_name, &param, next);
 }
 
+/* The look-ups in a listing. */
+static void take_entries_back(cg_fs *fs, const char *bytes, size_t n_bytes)
+{
+    struct fuse_direntplus entry;
+    for (size_t at = 0; at < n_bytes; at += FUSE_DIRENTPLUS_SIZE(&entry)) {
+        memcpy(&entry, bytes + at, sizeof entry);
+        if (entry.entry_out.nodeid != 0)
+            cg_fs_forget(fs, (cg_fs_node *)(uintptr_t)entry.entry_out.nodeid, 1);
+    }
+}
+
 static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                            struct fuse_file_info *fi, bool plus)
 {
@@ -308,8 +326,8 @@ static void read_directory(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
     }
     if (error != 0 && n_bytes == 0)
         cg_ops_reply_error(req, error);
-    else /* an error after some entries comes again with the next call */
-        fuse_reply_buf(req, bytes, n_bytes);
+    else if (fuse_reply_buf(req, bytes, n_bytes) != 0 && looks_up)
+        take_entries_back(fs, bytes, n_bytes); /* the kernel did not get them */
     end_directory(fi, directory);
     free(bytes);
 }

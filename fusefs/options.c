@@ -32,10 +32,11 @@ enum {
     KEY_MODEL_QUOTA,
     KEY_KEEP,
     KEY_SCRUB,
-    KEY_DEAD_AFTER
+    KEY_DEAD_AFTER,
+    KEY_STORE_TIMEOUT
 };
 
-enum { MIN_QUOTA_BYTES = 1 << 20, MIN_DEAD_AFTER_S = 6, MAX_DEAD_AFTER_S = 24 * 3600 };
+enum { MIN_QUOTA_BYTES = 1 << 20, MIN_DEAD_AFTER_S = 6, STORE_TIMEOUT_S = 120, DAY_S = 24 * 3600 };
 
 /* clang-format off */
 #define FLAG(text, member) {text, offsetof(parsed, member), 1}
@@ -59,6 +60,7 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("keep=", KEY_KEEP),
     FUSE_OPT_KEY("scrub=", KEY_SCRUB),
     FUSE_OPT_KEY("dead_after=", KEY_DEAD_AFTER),
+    FUSE_OPT_KEY("store_timeout=", KEY_STORE_TIMEOUT),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -99,6 +101,8 @@ static void usage(void)
         "    -o keep=LEVEL:TIME      chunks not used for TIME (as 7d) keep LEVEL and coarser\n"
         "    -o scrub=RATE           read all chunks again at RATE a second (as 20M); repair them\n"
         "    -o dead_after=TIME      a daemon of another host is dead when silent so long (60s)\n"
+        "    -o store_timeout=TIME   what only asks gets an error when the store is silent so long\n"
+        "                            (120s; 0: it waits)\n"
         "    -o ignore_acls          mount a store that has access control lists, and go by modes\n"
         "    -o passthrough=auto|off read published chunks past the daemon (auto)\n"
         "    -o io_uring             talk to the kernel over io_uring%s\n"
@@ -188,11 +192,24 @@ static bool parse_dead_after(const char *text, cg_options *options)
     const char *value = strchr(text, '=') + 1;
     int64_t time_s;
     if (cg_context_parse_time(value, strlen(value), &time_s) && time_s >= MIN_DEAD_AFTER_S &&
-        time_s <= MAX_DEAD_AFTER_S) {
+        time_s <= DAY_S) {
         options->dead_after_s = (unsigned)time_s;
         return true;
     }
     fprintf(stderr, "cachegenfs: %s: a time from 6s to 1d is wanted\n", text);
+    return false;
+}
+
+static bool parse_store_timeout(const char *text, cg_options *options)
+{
+    const char *value = strchr(text, '=') + 1;
+    int64_t time_s = 0;
+    if (strcmp(value, "0") == 0 ||
+        (cg_context_parse_time(value, strlen(value), &time_s) && time_s <= DAY_S)) {
+        options->store_timeout_s = (unsigned)time_s;
+        return true;
+    }
+    fprintf(stderr, "cachegenfs: %s: a time from 1s to 1d is wanted, or 0\n", text);
     return false;
 }
 
@@ -216,6 +233,7 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
             !parse_size(argument, strchr(argument, '=') + 1, &p->options->scrub_bytes_per_s);
         return 0;
     case KEY_DEAD_AFTER: p->failed |= !parse_dead_after(argument, p->options); return 0;
+    case KEY_STORE_TIMEOUT: p->failed |= !parse_store_timeout(argument, p->options); return 0;
     case KEY_MODEL_QUOTA: p->failed |= !parse_model_quota(argument, p->options); return 0;
     case KEY_KEEP:
         p->failed |= !parse_keep(argument, strchr(argument, '=') + 1, p->options->keep_s);
@@ -317,15 +335,16 @@ static char *config_text(const cg_options *options)
     char attr_s[TIMEOUT_BYTES], entry_s[TIMEOUT_BYTES];
     describe_timeout(options->attr_timeout_s, attr_s);
     describe_timeout(options->entry_timeout_s, entry_s);
-    fprintf(
-        out,
-        "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
-        "attr_timeout = %s\nentry_timeout = %s\nquota = %llu\nscrub = %llu\ndead_after = %u\n"
-        "libfuse = %s\n",
-        options->store, options->mountpoint, options->read_only ? "yes" : "no",
-        options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
-        options->io_uring ? "yes" : "no", attr_s, entry_s, (unsigned long long)options->quota_bytes,
-        (unsigned long long)options->scrub_bytes_per_s, options->dead_after_s, fuse_pkgversion());
+    fprintf(out,
+            "store = %s\nmountpoint = %s\nread_only = %s\npassthrough = %s\nio_uring = %s\n"
+            "attr_timeout = %s\nentry_timeout = %s\nquota = %llu\nscrub = %llu\ndead_after = %u\n"
+            "store_timeout = %u\nlibfuse = %s\n",
+            options->store, options->mountpoint, options->read_only ? "yes" : "no",
+            options->passthrough && CG_FUSE_HAS_PASSTHROUGH ? "auto" : "off",
+            options->io_uring ? "yes" : "no", attr_s, entry_s,
+            (unsigned long long)options->quota_bytes,
+            (unsigned long long)options->scrub_bytes_per_s, options->dead_after_s,
+            options->store_timeout_s, fuse_pkgversion());
     for (size_t i = 0; i < options->n_model_quotas; i++)
         fprintf(out, "model_quota = %s:%llu\n", options->model_quotas[i].model,
                 (unsigned long long)options->model_quotas[i].bytes);
@@ -383,8 +402,10 @@ static bool complete(cg_options *options, const parsed *p)
 }
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out)
 {
-    cg_options options = {
-        .attr_timeout_s = -1, .entry_timeout_s = -1, .dead_after_s = CG_STAGING_SILENT_S};
+    cg_options options = {.attr_timeout_s = -1,
+                          .entry_timeout_s = -1,
+                          .dead_after_s = CG_STAGING_SILENT_S,
+                          .store_timeout_s = STORE_TIMEOUT_S};
     parsed p = {.options = &options};
     cg_options_result result = CG_OPTIONS_ERROR;
     const struct fuse_args arguments = FUSE_ARGS_INIT(argc, argv);

@@ -20,8 +20,9 @@ typedef struct cg_options {
     int64_t keep_s[CG_N_LEVELS];
     uint64_t scrub_bytes_per_s; /* 0: no scrubber */
     unsigned dead_after_s;
-    struct fuse_args fuse; /* what libfuse is to know, for fuse_session_new() */
-    char *config_text;     /* for .cachegenfs/config */
+    unsigned store_timeout_s; /* 0: none */
+    struct fuse_args fuse;    /* what libfuse is to know, for fuse_session_new() */
+    char *config_text;        /* for .cachegenfs/config */
 } cg_options;
 
 typedef enum cg_options_result {

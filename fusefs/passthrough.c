@@ -3,6 +3,11 @@
 #include "fusefs/open_files.h"
 
 #include <errno.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+
+/* FUSE_DEV_IOC_BACKING_CLOSE, which headers of older systems do not have. */
+#define BACKING_CLOSE _IOW(229, 2, uint32_t)
 
 static int backing_open(fuse_req_t req, int fd)
 {
@@ -14,14 +19,13 @@ static int backing_open(fuse_req_t req, int fd)
 #endif
 }
 
-static void backing_close(fuse_req_t req, int backing_id)
+/* As fuse_passthrough_close(), but without a request: that of an open is gone when its answer came
+ * too late. */
+static void backing_close(const cg_passthrough *p, int backing_id)
 {
-#if CG_FUSE_HAS_PASSTHROUGH
-    if (backing_id > 0)
-        fuse_passthrough_close(req, backing_id);
-#else
-    (void)req, (void)backing_id;
-#endif
+    const uint32_t id = (uint32_t)backing_id;
+    if (CG_FUSE_HAS_PASSTHROUGH && backing_id > 0)
+        ioctl(fuse_session_fd(p->session), BACKING_CLOSE, &id);
 }
 
 /* Counts the file as backed, if that agrees with the others of the node. *backing_id_out: of the
@@ -77,7 +81,7 @@ void cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
         if (made <= 0) /* EPERM, without CAP_SYS_ADMIN, stays: no further tries */
             p->enabled = p->enabled && made != -EPERM;
         backing_id = settle(p->nodes, file->node, &made);
-        backing_close(req, made);
+        backing_close(p, made);
         file->backed = backing_id > 0;
     }
 #if CG_FUSE_HAS_PASSTHROUGH
@@ -94,7 +98,7 @@ void cg_passthrough_open(cg_passthrough *p, fuse_req_t req, cg_fs_file *file,
         p->metrics->passthrough_in_use = file->backed;
 }
 
-void cg_passthrough_release(cg_passthrough *p, fuse_req_t req, cg_fs_file *file)
+void cg_passthrough_release(cg_passthrough *p, cg_fs_file *file)
 {
     cg_fs_node *node = file->node;
     int backing_id = 0;
@@ -108,5 +112,5 @@ void cg_passthrough_release(cg_passthrough *p, fuse_req_t req, cg_fs_file *file)
         node->backing_id = 0;
     }
     pthread_mutex_unlock(&p->nodes->lock);
-    backing_close(req, backing_id);
+    backing_close(p, backing_id);
 }

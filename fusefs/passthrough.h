@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 typedef struct cg_passthrough {
+    struct fuse_session *session;
     cg_nodes *nodes;
     cg_metrics *metrics;
     _Atomic bool enabled; /* until the kernel says that it may not be */
@@ -23,5 +24,6 @@ typedef struct cg_passthrough {
 /* Chooses how the open file is read, and sets fi accordingly. */
 void cg_passthrough_open(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file,
                          struct fuse_file_info *fi);
-void cg_passthrough_release(cg_passthrough *passthrough, fuse_req_t req, cg_fs_file *file);
+/* After the last close, or when the kernel did not get the answer to the open. */
+void cg_passthrough_release(cg_passthrough *passthrough, cg_fs_file *file);
 #endif

@@ -4,6 +4,7 @@
 #include "fusefs/nodes.h"
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <string.h>
 
 /* A node's number is its address (fusefs/ops_reply.c), and `control` never changes: no lock is
@@ -121,4 +122,36 @@ cg_request cg_request_counts_as(const struct fuse_in_header *header)
     case FUSE_REMOVEXATTR: return CG_REQUEST_CHANGE;
     default: return CG_N_REQUESTS;
     }
+}
+
+bool cg_request_lists(const struct fuse_in_header *header)
+{
+    return header->opcode == FUSE_READDIR || header->opcode == FUSE_READDIRPLUS;
+}
+
+/* Of the requests that only ask the end of a listing has to be done. */
+bool cg_request_only_asks(const struct fuse_in_header *header)
+{
+    return cg_request_lane(header) == CG_LANE_READ && header->opcode != FUSE_RELEASEDIR;
+}
+
+bool cg_request_may_give_back(const struct fuse_in_header *header)
+{
+    return header->opcode == FUSE_FORGET || header->opcode == FUSE_BATCH_FORGET ||
+           header->opcode == FUSE_RELEASE || header->opcode == FUSE_RELEASEDIR;
+}
+
+bool cg_request_gives_back(const struct fuse_in_header *header, uint64_t node_id)
+{
+    struct fuse_forget_one one;
+    if (header->opcode != FUSE_BATCH_FORGET)
+        return cg_request_may_give_back(header) && header->nodeid == node_id;
+    const char *at = (const char *)(header + 1) + sizeof(struct fuse_batch_forget_in),
+               *end = (const char *)header + header->len;
+    for (; end - at >= (ptrdiff_t)sizeof one; at += sizeof one) {
+        memcpy(&one, at, sizeof one);
+        if (one.nodeid == node_id)
+            return true;
+    }
+    return false;
 }

@@ -13,4 +13,11 @@
 cg_lane cg_request_lane(const struct fuse_in_header *header);
 /* What it counts as in the metrics; CG_N_REQUESTS: as none. */
 cg_request cg_request_counts_as(const struct fuse_in_header *header);
+/* Whether it changes nothing, so that it need not be done once nobody waits for it. */
+bool cg_request_only_asks(const struct fuse_in_header *header);
+bool cg_request_lists(const struct fuse_in_header *header);
+/* Whether it gives nodes back, or open files. Whether this node is among them, or the node of the
+ * file. The kernel may use their addresses for nothing more then. */
+bool cg_request_may_give_back(const struct fuse_in_header *header);
+bool cg_request_gives_back(const struct fuse_in_header *header, uint64_t node_id);
 #endif

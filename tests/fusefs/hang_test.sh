@@ -8,7 +8,8 @@ below=$tmp/below
 below_mnt=$tmp/below_mnt
 mkdir "$below" "$below_mnt"
 clients=()
-"$cachegenfs" "$below" "$below_mnt" -f -o passthrough=off 2>> "$tmp/log" &
+# The kernel keeps nothing of it, so that whoever asks the store waits.
+"$cachegenfs" "$below" "$below_mnt" -f -o passthrough=off,attr_timeout=0,entry_timeout=0 2>> "$tmp/log" &
 below_daemon=$!
 at_end() {
     kill -CONT "$below_daemon" 2> /dev/null
@@ -25,36 +26,40 @@ mkdir "$below_mnt/store"
 store=$below_mnt/store
 as_root=
 [ "$(id -u)" != 0 ] || as_root=,allow_other
-mount_store -o passthrough=off$as_root
+mount_store -o passthrough=off,store_timeout=0$as_root
 
 mkdir "$mnt/m"
 for i in $(seq 60); do
     echo "$i" > "$mnt/m/$i"
 done
-# Sixty copies within the mount, as cp makes them: with both files open before it hangs.
-copy_all='
-import os, sys, threading
-folder, go = sys.argv[1:]
-pairs = [(os.open(f"{folder}/{i}", os.O_RDONLY), os.open(f"{folder}/copy{i}", os.O_WRONLY | os.O_CREAT, 0o644))
-         for i in range(1, 61)]
+# For programs that open their files before it hangs, and go on when they are told: through the FIFO go.
+at_once='
+import errno, os, sys, threading
+folder, go = sys.argv[1:3]
+def at_once(work, calls):
+    threads = [threading.Thread(target=work, args=call) for call in calls]
+    with open(go, "w") as ready:
+        ready.write("open\n")
+    with open(go) as wait:
+        wait.read()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+'
+# Sixty copies within the mount, as cp makes them.
+copy_all=$at_once'
 def copy(source, target):
     assert os.copy_file_range(source, target, 100) > 0
-threads = [threading.Thread(target=copy, args=pair) for pair in pairs]
-with open(go, "w") as ready:
-    ready.write("open\n")
-with open(go) as wait:
-    wait.read()
-for thread in threads:
-    thread.start()
+at_once(copy, [(os.open(f"{folder}/{i}", os.O_RDONLY), os.open(f"{folder}/copy{i}", os.O_WRONLY | os.O_CREAT, 0o644))
+               for i in range(1, 61)])
 '
 # A hundred writes of 1 MiB each, by a user who has the files open before it hangs: 8 are under way, and 64 MiB wait.
 # Under strict names: before a write to others the kernel asks for attributes, and would wait for those.
-write_all='
-import errno, os, sys, threading
-folder, go, refused = sys.argv[1:]
+write_all=$at_once'
 files = [os.open(f"{folder}/{i:05}.kv", os.O_WRONLY | os.O_CREAT, 0o644) for i in range(100)]
 refusals = []
-tell = os.open(refused, os.O_RDWR)
+tell = os.open(sys.argv[3], os.O_RDWR)
 def fill(file):
     try:
         os.write(file, b"x" * (1 << 20))
@@ -64,15 +69,7 @@ def fill(file):
 os.setgroups([])
 os.setgid(23456)
 os.setuid(12345)
-threads = [threading.Thread(target=fill, args=(file,)) for file in files]
-with open(go, "w") as ready:
-    ready.write("open\n")
-with open(go) as wait:
-    wait.read()
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+at_once(fill, [(file,) for file in files])
 sys.exit(set(refusals) != {errno.ENOMEM} or len(refusals) > 60)
 '
 mkfifo "$tmp/go"
@@ -158,8 +155,52 @@ check "who waited has an error" equal $failed 8
 kill -CONT "$below_daemon"
 wait "$daemon"
 daemon=
-mount_store -o passthrough=off
+
+# With a limit who only asks has an error after it, and no more: the daemon's threads still wait. A listing, a read and
+# their open files end before their threads come back.
+mount_store -o passthrough=off,store_timeout=1,attr_timeout=0,entry_timeout=0
 check "what was there is there" equal "$(cat "$mnt/m/1")" 1
+head -c 1000000 /dev/zero > "$mnt/m/large"
+python3 -c "$at_once"'
+file, listed = os.open(f"{folder}/large", os.O_RDONLY), os.open(folder, os.O_RDONLY)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+results = {}
+def ask(name, call):
+    try:
+        results[name] = call()
+    except OSError as error:
+        results[name] = error.errno
+at_once(ask, [("stat", lambda: os.fstat(file)),
+              ("list", lambda: os.listdir(listed)),
+              ("read", lambda: os.pread(file, 4096, 500000)),
+              ("statfs", lambda: os.statvfs(folder))]
+             + [(f"open {i}", lambda i=i: os.open(f"{folder}/{i}", os.O_RDONLY)) for i in range(1, 41)])
+print({name: result for name, result in results.items()
+       if result != errno.ETIMEDOUT and (name, result) != ("read", errno.EIO)})
+' "$mnt/m" "$tmp/go" > "$tmp/answers" &
+asker=$!
+clients+=($!)
+read -r _ < "$tmp/go"
+kill -STOP "$below_daemon"
+echo go > "$tmp/go"
+check "all who ask are answered while the store hangs" timeout 120 tail --pid=$asker -f /dev/null
+check "with an error" equal "$(cat "$tmp/answers")" "{}"
+given_up=$(metric given_up_total)
+check "which is counted" [ "${given_up:-0}" -ge 44 ]
+kill -CONT "$below_daemon"
+check "then the store is as it was" equal "$(ls "$mnt/m" | wc -l)" 181
+check "and can be read" equal "$(cat "$mnt/m/large" | cksum)" "$(head -c 1000000 /dev/zero | cksum)"
+closed() { [ "$(metric files_open)" = 0 ]; }
+check "what was opened too late is closed" wait_for 20 closed
+kill -STOP "$below_daemon"
+check "another one has an error" fails timeout 120 ls "$mnt/m"
+check "the mount can be taken away as ever" timeout 120 umount "$mnt"
+kill -CONT "$below_daemon"
+wait "$daemon"
+check "its daemon ends well" equal $? 0
+daemon=
+mount_store -o passthrough=off
+check "and what was there is there" equal "$(cat "$mnt/m/1")" 1
 umount "$tmp/other_mnt"
 wait "$other_daemon"
 check "the other ends well" equal $? 0

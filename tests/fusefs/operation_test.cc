@@ -2,6 +2,7 @@
 // apart. No mount.
 #include "fusefs/lanes.h"
 #include "fusefs/left.h"
+#include "fusefs/overdue.h"
 #include "iouring/adopted.h"
 #include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
@@ -387,7 +388,7 @@ TEST_F(LanesTest, UserHasAPartOfALaneAndOthersTheRest)
         EXPECT_FALSE(cg_lanes_begin(&lanes, lane, 1000));
         EXPECT_TRUE(cg_lanes_begin(&lanes, lane, 1001));
         EXPECT_TRUE(cg_lanes_begin(&lanes, other, 1000));
-        cg_lane_job mine{lane, 1000, nullptr}, more{lane, 1000, nullptr};
+        cg_lane_job mine{lane, 1000, nullptr, 0}, more{lane, 1000, nullptr, 0};
         EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &mine));
         EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &more));
         EXPECT_EQ(cg_lanes_end(&lanes, lane, 1001), nullptr) << "not for this user";
@@ -425,7 +426,7 @@ TEST_F(LanesTest, FullLaneKeepsNoOtherLaneWaiting)
 {
     for (uid_t uid = 0; uid < CG_LANE_REQUESTS; uid++)
         EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_CHANGE, uid));
-    cg_lane_job job{CG_LANE_CHANGE, 5000, nullptr};
+    cg_lane_job job{CG_LANE_CHANGE, 5000, nullptr, 0};
     EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, &job));
     for (uid_t uid = 0; uid < CG_LANE_REQUESTS; uid++)
         EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_READ, uid));
@@ -434,6 +435,105 @@ TEST_F(LanesTest, FullLaneKeepsNoOtherLaneWaiting)
     EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_FREE, 0), nullptr);
     EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_READ, 0), nullptr);
     EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_CHANGE, 3), &job);
+}
+
+TEST_F(LanesTest, WhatNeedNotRunIsTakenOutOfALineByItsAge)
+{
+    for (int i = 0; i < CG_LANE_USER_READS; i++)
+        EXPECT_TRUE(cg_lanes_begin(&lanes, CG_LANE_READ, 1000));
+    cg_lane_job must{CG_LANE_READ, 1000, nullptr, 0}, old{CG_LANE_READ, 1000, nullptr, 5},
+        older{CG_LANE_READ, 1000, nullptr, 3}, young{CG_LANE_READ, 1000, nullptr, 9};
+    for (cg_lane_job *job : {&must, &old, &older, &young})
+        EXPECT_FALSE(cg_lanes_begin_or_wait(&lanes, job));
+    EXPECT_EQ(cg_lanes_take_late(&lanes, 3), nullptr);
+    EXPECT_EQ(cg_lanes_take_late(&lanes, 9), &old);
+    EXPECT_EQ(cg_lanes_take_late(&lanes, 9), &older);
+    EXPECT_EQ(cg_lanes_take_late(&lanes, 9), nullptr);
+    EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_READ, 1000), &must);
+    EXPECT_EQ(cg_lanes_end(&lanes, CG_LANE_READ, 1000), &young);
+    EXPECT_EQ(cg_lanes_take_waiting(&lanes), nullptr);
+}
+
+// Jobs give back the node that their user's number names.
+class OverdueTest : public testing::Test
+{
+  protected:
+    void SetUp() override
+    {
+        cg_overdue_init(&overdue, 100, [](const cg_lane_job *job, uint64_t node_id) {
+            return job->uid == node_id;
+        });
+    }
+    void TearDown() override
+    {
+        EXPECT_EQ(overdue.n_given_up, 0u);
+        cg_overdue_destroy(&overdue);
+    }
+    static cg_overdue_request ask(uint64_t number, uint64_t node_id, uint64_t arrived_ns,
+                                  bool lists = false)
+    {
+        cg_overdue_request request = {};
+        request.number = number;
+        request.node_id = node_id;
+        request.arrived_ns = arrived_ns;
+        request.lists = lists;
+        return request;
+    }
+    cg_overdue overdue;
+    uint64_t number = 0;
+};
+
+TEST_F(OverdueTest, IsGivenUpOnceAndTheNextOnesSooner)
+{
+    cg_overdue_request first = ask(2, 7, 1000), second = ask(4, 7, 1050), third = ask(6, 7, 1095);
+    cg_overdue_begin(&overdue, &first);
+    cg_overdue_begin(&overdue, &second);
+    cg_overdue_begin(&overdue, &third);
+    EXPECT_FALSE(cg_overdue_give_up(&overdue, 1099, &number));
+    ASSERT_TRUE(cg_overdue_give_up(&overdue, 1100, &number));
+    EXPECT_EQ(number, 2u);
+    ASSERT_TRUE(cg_overdue_give_up(&overdue, 1100, &number)) << "the store hangs";
+    EXPECT_EQ(number, 4u);
+    EXPECT_FALSE(cg_overdue_give_up(&overdue, 1100, &number)) << "the third came 5 ns ago";
+    EXPECT_EQ(cg_overdue_limit_ns(&overdue), 10u);
+    cg_overdue_end(&overdue, &third);
+    EXPECT_EQ(cg_overdue_limit_ns(&overdue), 100u) << "it answers again";
+    cg_overdue_end(&overdue, &second);
+    cg_overdue_end(&overdue, &first);
+    EXPECT_FALSE(cg_overdue_give_up(&overdue, 5000, &number));
+}
+
+TEST_F(OverdueTest, WithoutALimitNothingIsGivenUp)
+{
+    cg_overdue_request request = ask(2, 7, 0);
+    overdue.limit_ns = 0;
+    cg_overdue_begin(&overdue, &request);
+    EXPECT_FALSE(cg_overdue_give_up(&overdue, UINT64_MAX - 1, &number));
+    EXPECT_EQ(cg_overdue_end(&overdue, &request), nullptr);
+}
+
+TEST_F(OverdueTest, WhatItsThreadStillUsesIsKeptUntilItsEnd)
+{
+    cg_overdue_request given_up = ask(2, 7, 0), other = ask(4, 8, 200, true);
+    cg_lane_job mine{CG_LANE_FREE, 7, nullptr, 0}, more{CG_LANE_FREE, 7, nullptr, 0},
+        another{CG_LANE_FREE, 8, nullptr, 0};
+    cg_overdue_begin(&overdue, &given_up);
+    EXPECT_FALSE(cg_overdue_keep(&overdue, &mine)) << "it has its answer to come";
+    ASSERT_TRUE(cg_overdue_give_up(&overdue, 150, &number));
+    cg_overdue_begin(&overdue, &other);
+    EXPECT_FALSE(cg_overdue_keep(&overdue, &another));
+    EXPECT_TRUE(cg_overdue_keep(&overdue, &mine));
+    EXPECT_TRUE(cg_overdue_keep(&overdue, &more));
+    EXPECT_FALSE(cg_overdue_is_listing(&overdue, 8));
+    ASSERT_TRUE(cg_overdue_give_up(&overdue, 400, &number));
+    EXPECT_TRUE(cg_overdue_is_listing(&overdue, 8));
+    EXPECT_FALSE(cg_overdue_is_listing(&overdue, 7)) << "which is a file";
+    EXPECT_TRUE(cg_overdue_keep(&overdue, &another));
+    EXPECT_EQ(cg_overdue_end(&overdue, &other), &another);
+    EXPECT_FALSE(cg_overdue_is_listing(&overdue, 8));
+    EXPECT_EQ(cg_overdue_end(&overdue, &given_up), &more);
+    EXPECT_EQ(more.next, &mine);
+    EXPECT_EQ(mine.next, nullptr);
 }
 
 } // namespace
