@@ -249,6 +249,47 @@ TEST(EvictTest, EndsChainsFromTheirTails)
 
 // ---- on a store ----
 
+// A daemon's folder in a store, and what it is for.
+class OwnStaging
+{
+  public:
+    explicit OwnStaging(const cg_test::TempDir &dir) : root_fd_(dir.fd)
+    {
+        uint64_t n_left;
+        EXPECT_EQ(cg_staging_open(&staging, root_fd_, CG_STAGING_SILENT_S, &n_left), 0);
+    }
+    ~OwnStaging()
+    {
+        cg_staging_close(&staging);
+    }
+    OwnStaging(const OwnStaging &) = delete;
+    OwnStaging &operator=(const OwnStaging &) = delete;
+
+    // Contexts that expired.
+    size_t expire()
+    {
+        ino_t *inos;
+        size_t n_inos, n_removed;
+        cg_contexts_expire(root_fd_, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed);
+        free(inos);
+        return n_removed;
+    }
+    cg_fsck_result repair()
+    {
+        cg_fsck_result result;
+        cg_fsck_config config = {};
+        config.root_fd = root_fd_;
+        config.staging = &staging;
+        config.report = [](void *, const char *, const char *) {};
+        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+        return result;
+    }
+    cg_staging staging;
+
+  private:
+    int root_fd_;
+};
+
 class SpaceTest : public testing::Test
 {
   protected:
@@ -833,10 +874,8 @@ TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
     const std::vector<cg_test::Chunk> as_it_was = publish(1, 2, 20), used = publish(2, 2, 20),
                                       linked = publish(3, 2, 20), saved = publish(4, 2, 20);
     std::map<std::string, cg_test::Bytes> now;
-    cg_staging staging;
+    OwnStaging own(dir);
     cg_survey survey;
-    uint64_t n_left;
-    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
     ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
     for (size_t i = 0; i < 2; i++) {
         use(path_of(used[i], CG_L3), 0);
@@ -857,7 +896,7 @@ TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
         const auto is_one_of = [&](const std::vector<cg_test::Chunk> &chain) {
             return cg_key_equal(&chain[is_second].header.key, &file.key);
         };
-        EXPECT_EQ(cg_drop(&staging, dir.fd, &survey, &file, is_second ? CG_N_LEVELS : CG_L2),
+        EXPECT_EQ(cg_drop(&own.staging, dir.fd, &survey, &file, is_second ? CG_N_LEVELS : CG_L2),
                   is_one_of(as_it_was) ? 0 : ESTALE);
     }
     EXPECT_EQ(levels_of(as_it_was[0]), 4u | 8u);
@@ -871,7 +910,6 @@ TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
                         dir.read(path_of(chunk, level)) == now[path_of(chunk, CG_L1)])
                 << level;
     cg_survey_free(&survey);
-    cg_staging_close(&staging);
 }
 
 // The lease of one was taken away while it works. The other makes the room, and then what was cut
@@ -945,37 +983,31 @@ TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
     keeper.join();
 }
 
+// One that was used long ago. False: there are no extended attributes.
+bool make_context(const cg_test::TempDir &dir, const std::string &name, const char *ttl)
+{
+    const std::string at = dir.path + "/m/contexts/" + name;
+    const struct timespec long_ago[2] = {};
+    std::filesystem::create_directories(at + "/L1");
+    return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0 &&
+           utimensat(dir.fd, at.c_str(), long_ago, 0) == 0;
+}
+
 // What cannot be removed here lies deeper than cg_staging_remove() goes.
 TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
 {
     const cg_test::TempDir dir;
-    const auto make_context = [&dir](const std::string &name, const char *ttl) {
-        const std::string at = dir.path + "/m/contexts/" + name;
-        const struct timespec long_ago[2] = {};
-        std::filesystem::create_directories(at + "/L1");
-        return setxattr(at.c_str(), CG_CONTEXT_TTL, ttl, strlen(ttl), 0) == 0 &&
-               utimensat(dir.fd, at.c_str(), long_ago, 0) == 0;
-    };
     const auto make_stuck = [&] {
         std::string deep = dir.path + "/m/contexts/stuck";
         for (int i = 0; i < 40; i++)
             deep += "/d";
         std::filesystem::create_directories(deep);
-        return make_context("stuck", "1d");
+        return make_context(dir, "stuck", "1d");
     };
     if (!make_stuck())
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
-    cg_staging staging;
-    uint64_t n_left;
-    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
-    const auto expire = [&] {
-        ino_t *inos;
-        size_t n_inos, n_removed;
-        cg_contexts_expire(dir.fd, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed);
-        free(inos);
-        return n_removed;
-    };
-    const std::string own = dir.path + "/" CG_STAGING_DIRECTORY "/" + staging.own;
+    OwnStaging staging(dir);
+    const std::string own = dir.path + "/" CG_STAGING_DIRECTORY "/" + staging.staging.own;
     const auto left = [&own] {
         std::vector<std::filesystem::path> paths;
         for (const auto &entry : std::filesystem::directory_iterator(own))
@@ -983,28 +1015,27 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
                 paths.push_back(entry.path());
         return paths;
     };
-    EXPECT_EQ(expire(), 1u);
+    EXPECT_EQ(staging.expire(), 1u);
     ASSERT_EQ(left().size(), 1u);
 
-    ASSERT_TRUE(make_context("next", "1d"));
-    EXPECT_EQ(expire(), 1u);
+    ASSERT_TRUE(make_context(dir, "next", "1d"));
+    EXPECT_EQ(staging.expire(), 1u);
     EXPECT_FALSE(dir.has("m/contexts/next"));
     ASSERT_EQ(left().size(), 1u);
 
     std::filesystem::remove_all(left()[0] / "d/d");
-    EXPECT_EQ(expire(), 0u);
+    EXPECT_EQ(staging.expire(), 0u);
     EXPECT_TRUE(left().empty()) << "it is tried again";
 
     ASSERT_TRUE(make_stuck());
-    EXPECT_EQ(expire(), 1u);
+    EXPECT_EQ(staging.expire(), 1u);
     ASSERT_EQ(left().size(), 1u);
     std::filesystem::rename(left()[0], own + "/expired-7");
     ASSERT_TRUE(make_stuck());
-    EXPECT_EQ(expire(), 1u);
+    EXPECT_EQ(staging.expire(), 1u);
     EXPECT_TRUE(std::filesystem::exists(own + "/expired-8")) << "not over what is left";
     std::filesystem::remove_all(own + "/expired-7");
     std::filesystem::remove_all(own + "/expired-8");
-    cg_staging_close(&staging);
 }
 
 // A store has many more objects, and looking through them takes minutes.
@@ -1014,15 +1045,14 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
     make_context("c", publish(2, 2, 20), 20);
     if (!set_ttl("c", "1d"))
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
-    cg_staging staging;
-    uint64_t n_left;
+    OwnStaging own(dir);
     ino_t *inos;
     size_t n_inos, n_removed;
     std::set<std::string> looked_at;
     const auto is_over = [](void *) { return true; };
-    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
-    EXPECT_EQ(cg_contexts_expire(dir.fd, &staging, is_over, nullptr, &inos, &n_inos, &n_removed),
-              CG_ERR_CANCELLED);
+    EXPECT_EQ(
+        cg_contexts_expire(dir.fd, &own.staging, is_over, nullptr, &inos, &n_inos, &n_removed),
+        CG_ERR_CANCELLED);
     EXPECT_EQ(n_removed, 0u);
     free(inos);
     {
@@ -1031,7 +1061,7 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
             return 0;
         });
         EXPECT_EQ(
-            cg_contexts_expire(dir.fd, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed),
+            cg_contexts_expire(dir.fd, &own.staging, nullptr, nullptr, &inos, &n_inos, &n_removed),
             CG_OK);
     }
     EXPECT_EQ(n_removed, 1u);
@@ -1039,7 +1069,6 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
     EXPECT_EQ(looked_at.count("c"), 1u);
     EXPECT_EQ(looked_at.count("objects"), 0u);
     free(inos);
-    cg_staging_close(&staging);
 }
 
 TEST_F(SpaceTest, AModelHasAQuotaOfItsOwn)
@@ -1135,14 +1164,8 @@ TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
         bad[i == 0 ? bad.size() - 50 : 5000] ^= 1;
         dir.write(path_of(chain[i], CG_L1), bad);
     }
-    cg_staging staging;
+    OwnStaging own(dir);
     cg_fsck_result result;
-    uint64_t n_left;
-    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
-    cg_fsck_config config = {};
-    config.root_fd = dir.fd;
-    config.staging = &staging;
-    config.report = [](void *, const char *, const char *) {};
     {
         const cg_test::FsyncHook hook([&](int) { // of the copy of a level that is whole
             for (const unsigned level : {CG_L1, CG_L2, CG_L3}) {
@@ -1151,37 +1174,27 @@ TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
             }
             return 0;
         });
-        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+        result = own.repair();
     }
     EXPECT_EQ(levels_of(chain[0]), 2u | 4u | 8u);
     EXPECT_TRUE(dir.read(path_of(chain[0], CG_L3)) == chain[0].bytes);
     EXPECT_EQ(levels_of(chain[1]), 0u);
     EXPECT_EQ(result.n_cut, 0u);
-    cg_staging_close(&staging);
 }
 
 // As two of a script can, or those of two hosts.
 TEST_F(SpaceTest, RepairsInTheSameSecondKeepEachOthersQuarantine)
 {
     const std::vector<cg_test::Chunk> chain = publish(1, 2, 0);
-    cg_staging staging;
-    uint64_t n_left;
-    ASSERT_EQ(cg_staging_open(&staging, dir.fd, CG_STAGING_SILENT_S, &n_left), 0);
-    cg_fsck_config config = {};
-    config.root_fd = dir.fd;
-    config.staging = &staging;
-    config.report = [](void *, const char *, const char *) {};
+    OwnStaging own(dir);
     for (const cg_test::Chunk &chunk :
          chain) { // the store's clock stands between the daemon's beats
         cg_test::Bytes bad = chunk.bytes;
-        cg_fsck_result result;
         bad[5000] ^= 1;
         dir.write(path_of(chunk, CG_L1), bad);
-        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
-        EXPECT_EQ(result.n_quarantined, 3u);
+        EXPECT_EQ(own.repair().n_quarantined, 3u);
     }
     EXPECT_EQ(dir.files("quarantine").size(), 7u) << "three names of each chunk, and the list";
-    cg_staging_close(&staging);
 }
 
 TEST_F(SpaceTest, AQuotaBeyondTheDiskShowsTheDisk)
