@@ -104,18 +104,43 @@ static unsigned remove_moved(cg_staging *staging)
     return n_moved;
 }
 
+static bool is_it(int dir_fd, const char *leaf, int context_fd)
+{
+    struct stat there, context;
+    return fstatat(dir_fd, leaf, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+           fstat(context_fd, &context) == 0 && there.st_dev == context.st_dev &&
+           there.st_ino == context.st_ino;
+}
+
+/* Another context had got the name: it has it again, or one beside it if that is taken by now. */
+static void put_back(expiry *e, const char *moved, int dir_fd, const char *leaf)
+{
+    char beside[CG_TREE_NAME_BYTES];
+    int error = renameat(e->staging->dir_fd, moved, dir_fd, leaf) == 0 ? 0 : errno;
+    for (unsigned i = 1; error == EEXIST || error == ENOTEMPTY || error == ENOTDIR; i++) {
+        snprintf(beside, sizeof beside, "%.*s.%u", CG_TREE_NAME_BYTES - 16, leaf, i);
+        error = renameat(e->staging->dir_fd, moved, dir_fd, beside) == 0 ? 0 : errno;
+    }
+}
+
 /* It moves first: nobody ever finds a part of it, and what a kill leaves, the next daemon removes.
  */
 static cg_status remove_context(expiry *e, int dir_fd, const char *leaf, int context_fd)
 {
     char moved[CG_STAGING_NAME_BYTES];
     int error;
+    if (!is_it(dir_fd, leaf, context_fd))
+        return CG_OK;
     do { /* the next name that is free */
         snprintf(moved, sizeof moved, "%s%u", MOVED, e->n_moved++);
         error = renameat(dir_fd, leaf, e->staging->dir_fd, moved) == 0 ? 0 : errno;
     } while (error == EEXIST || error == ENOTEMPTY);
     if (error != 0)
         return CG_OK; /* another time */
+    if (!is_it(e->staging->dir_fd, moved, context_fd)) {
+        put_back(e, moved, dir_fd, leaf);
+        return CG_OK;
+    }
     e->n_removed++;
     const cg_status status = cg_walk(context_fd, note_file, NULL, e);
     cg_staging_remove(e->staging->dir_fd, moved);

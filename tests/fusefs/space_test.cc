@@ -1038,6 +1038,36 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     std::filesystem::remove_all(own + "/expired-8");
 }
 
+// Between the look at a context and its removal another one may be moved to its name.
+TEST(ContextsTest, ExpiryTakesNoOtherContextThatGetsTheName)
+{
+    for (const char *moment : {"context.json", "old"}) {
+        SCOPED_TRACE(moment);
+        const cg_test::TempDir dir;
+        const std::string contexts = dir.path + "/m/contexts/";
+        if (!make_context(dir, "old", "1d"))
+            GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+        dir.write("m/contexts/kept/context.json", std::string("{}"));
+        OwnStaging own(dir);
+        bool is_moved = false;
+        {
+            const cg_test::StatHook hook([&](const char *name) {
+                if (is_moved || strcmp(name, moment) != 0)
+                    return;
+                is_moved = true;
+                std::filesystem::rename(contexts + "old", contexts + "moved");
+                std::filesystem::rename(contexts + "kept", contexts + "old");
+            });
+            EXPECT_EQ(own.expire(), 0u);
+        }
+        EXPECT_TRUE(is_moved);
+        EXPECT_TRUE(dir.has("m/contexts/old/context.json"));
+        EXPECT_TRUE(dir.has("m/contexts/moved"));
+        EXPECT_EQ(own.expire(), 1u) << "it goes by its own name";
+        EXPECT_FALSE(dir.has("m/contexts/moved"));
+    }
+}
+
 // A store has many more objects, and looking through them takes minutes.
 TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
 {
