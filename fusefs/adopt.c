@@ -58,16 +58,18 @@ static cg_status check_profile(void *user, int fd, cg_fingerprint *fingerprint_o
     return cg_strict_check_profile(fd, &fs->budget, fingerprint_out);
 }
 
-void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name,
+void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
                  const cg_chunk_header *header)
 {
+    struct stat held;
     const cg_store_hook hook = {
         .creating = become_owner, .created = set_mode, .check_profile = check_profile, .user = fs};
     cg_status status;
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = cg_store_adopt(fs->root_fd, &hook, path, header);
     else if (name->kind == CG_TREE_CONTEXT_PROFILE)
-        status = cg_store_adopt_profile(fs->root_fd, &hook, path);
+        status = cg_store_adopt_profile(fs->root_fd, &hook, path,
+                                        fd >= 0 && fstat(fd, &held) == 0 ? &held : NULL);
     else if (name->kind == CG_TREE_CONTEXT_MODEL)
         status = cg_store_adopt_model(fs->root_fd, &hook, path);
     else

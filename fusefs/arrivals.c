@@ -153,7 +153,7 @@ void cg_arrivals_end(cg_fs *fs, cg_arrivals *list, bool moved)
     for (size_t i = 0; i < list->n_items; i++) {
         cg_arrival *item = &list->items[i];
         if (moved && is_adopted(item->name.kind))
-            cg_fs_adopt(fs, item->path, &item->name,
+            cg_fs_adopt(fs, item->path, &item->name, item->fd,
                         item->name.kind == CG_TREE_CONTEXT_CHUNK ? &item->header : NULL);
     }
     for (size_t i = 0; i < list->n_items; i++) {

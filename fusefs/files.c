@@ -292,7 +292,7 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         /* A profile is linked: nobody may begin to write to it until its second name is there. */
         const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
         if (cg_claim_to_publish(file->fd) == 0)
-            cg_fs_adopt(fs, path, &name, NULL);
+            cg_fs_adopt(fs, path, &name, file->fd, NULL);
         cg_gate_check_end(&fs->nodes, file->node, before);
     }
     free(path);

@@ -360,7 +360,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     if (is_linked)
         error = cg_fs_enter(fs, new_parent, to.dir_fd, new_name, to.path, entry_out);
     if (is_linked) {
-        cg_fs_adopt(fs, to.path, &to.name, to.name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+        cg_fs_adopt(fs, to.path, &to.name, fd,
+                    to.name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
         cg_metrics_add(&fs->metrics.published, is_strict);
         if (holds && is_strict && before != CG_GATE_SEALED)
             cg_space_arrived(fs, fd);

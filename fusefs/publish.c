@@ -190,7 +190,7 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
         cg_metrics_add(&fs->metrics.published, 1);
         cg_metrics_add(&fs->metrics.published_bytes, (uint64_t)attr.st_size);
     }
-    cg_fs_adopt(fs, path, &name, name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+    cg_fs_adopt(fs, path, &name, pending->fd, name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
 done:
     free(path);
     close(dir_fd);

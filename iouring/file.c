@@ -59,31 +59,37 @@ static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t off
     return CG_OK;
 }
 
+cg_status cg_file_read_open(int fd, size_t max_bytes, uint8_t **bytes_out, size_t *n_bytes_out)
+{
+    struct stat s;
+    *bytes_out = NULL;
+    *n_bytes_out = 0;
+    if (fstat(fd, &s) != 0)
+        return cg_status_from_errno(errno);
+    const size_t file_bytes = (size_t)s.st_size;
+    if (file_bytes > max_bytes)
+        return CG_ERR_BUFFER_TOO_SMALL;
+    uint8_t *bytes = malloc(file_bytes + 1); /* one more: malloc(0) may be NULL */
+    if (bytes == NULL)
+        return CG_ERR_NO_MEMORY;
+    const cg_status status = read_fully(fd, bytes, file_bytes, 0, n_bytes_out);
+    if (status == CG_OK)
+        *bytes_out = bytes;
+    else
+        free(bytes);
+    return status;
+}
+
 cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out,
                        size_t *n_bytes_out)
 {
     cg_status status;
-    uint64_t file_bytes;
-    uint8_t *bytes = NULL;
-    size_t n_read = 0;
     *bytes_out = NULL;
     *n_bytes_out = 0;
-    const int fd = open_regular(dir_fd, path, &file_bytes, &status);
+    const int fd = cg_file_open(dir_fd, path, &status);
     if (fd < 0)
         return status;
-    status = CG_ERR_BUFFER_TOO_SMALL;
-    if (file_bytes > max_bytes)
-        goto done;
-    status = CG_ERR_NO_MEMORY;
-    if ((bytes = malloc((size_t)file_bytes + 1)) == NULL) /* one more: malloc(0) may be NULL */
-        goto done;
-    if ((status = read_fully(fd, bytes, (size_t)file_bytes, 0, &n_read)) != CG_OK)
-        goto done;
-    *n_bytes_out = n_read;
-    *bytes_out = bytes;
-    bytes = NULL;
-done:
-    free(bytes);
+    status = cg_file_read_open(fd, max_bytes, bytes_out, n_bytes_out);
     close(fd);
     return status;
 }
@@ -296,27 +302,25 @@ cg_status cg_file_name(int dir_fd, const char *temp, const char *to)
     return name_temp_file(dir_fd, temp, to, false);
 }
 
-cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
-                          uint64_t copy_bytes)
+/* from: the file's name; NULL: it is linked by its descriptor. */
+static cg_status install(int from_fd, const char *from, int dir_fd, const char *to, bool replace,
+                         uint64_t copy_bytes)
 {
-    char temp[PATH_MAX];
-    uint64_t file_bytes;
-    cg_status status;
+    char temp[PATH_MAX], own[32];
     if (strnlen(to, PATH_MAX) + CG_IO_TEMP_SUFFIX_BYTES > PATH_MAX)
         return CG_ERR_INVALID_ARGUMENT;
     cg_io_temp_path(to, temp);
-    const int from_fd = open_regular(dir_fd, from, &file_bytes, &status);
-    if (from_fd < 0)
+    snprintf(own, sizeof own, "/proc/self/fd/%d", from_fd);
+    cg_status status = cg_file_make_parents(dir_fd, to);
+    if (status != CG_OK)
         return status;
-    if ((status = cg_file_make_parents(dir_fd, to)) != CG_OK)
-        goto done;
-    if (fsync(from_fd) != 0) { /* whoever wrote it need not have */
-        status = cg_status_from_errno(errno);
-        goto done;
-    }
+    if (fsync(from_fd) != 0) /* whoever wrote it need not have */
+        return cg_status_from_errno(errno);
     /* A link never overwrites. To replace, it gets a temporary name first and is renamed. */
     const char *link_to = replace ? temp : to;
-    const int error = linkat(dir_fd, from, dir_fd, link_to, 0) == 0 ? 0 : errno;
+    const int result = from != NULL ? linkat(dir_fd, from, dir_fd, link_to, 0)
+                                    : linkat(AT_FDCWD, own, dir_fd, link_to, AT_SYMLINK_FOLLOW);
+    const int error = result == 0 ? 0 : errno;
     status = cg_status_from_errno(error);
     if (means_no_links(error)) {
         if ((status = copy_to_temp(from_fd, dir_fd, temp, copy_bytes)) == CG_OK)
@@ -324,9 +328,25 @@ cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool rep
     } else if (error == 0 && replace) {
         status = name_temp_file(dir_fd, temp, to, true);
     }
-done:
+    return status;
+}
+
+cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
+                          uint64_t copy_bytes)
+{
+    cg_status status;
+    const int from_fd = cg_file_open(dir_fd, from, &status);
+    if (from_fd < 0)
+        return status;
+    status = install(from_fd, from, dir_fd, to, replace, copy_bytes);
     close(from_fd);
     return status;
+}
+
+cg_status cg_file_install_open(int fd, int dir_fd, const char *to, bool replace,
+                               uint64_t copy_bytes)
+{
+    return install(fd, NULL, dir_fd, to, replace, copy_bytes);
 }
 
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes)

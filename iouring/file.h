@@ -19,6 +19,8 @@ int cg_file_open(int dir_fd, const char *path, cg_status *status_out);
  * max_bytes. */
 cg_status cg_file_read(int dir_fd, const char *path, size_t max_bytes, uint8_t **bytes_out,
                        size_t *n_bytes_out);
+/* The same of a file that is open. */
+cg_status cg_file_read_open(int fd, size_t max_bytes, uint8_t **bytes_out, size_t *n_bytes_out);
 /* Reads the first n_bytes; CG_ERR_TRUNCATED when there are fewer. file_bytes_out may be NULL. */
 cg_status cg_file_read_start(int dir_fd, const char *path, void *bytes_out, size_t n_bytes,
                              uint64_t *file_bytes_out);
@@ -41,6 +43,9 @@ cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t
  * it; without, CG_ERR_EXISTS. */
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes);
+/* The same of a file that is open to be read, whatever its names are now. */
+cg_status cg_file_install_open(int fd, int dir_fd, const char *to, bool replace,
+                               uint64_t copy_bytes);
 /* Renames a file that is on disk from its temporary name to its own. The temporary name is gone
  * afterwards, also after an error. CG_ERR_EXISTS: another file has the name. Where links fail, two
  * callers that give the same name at once may both believe that they did it; the later one's file

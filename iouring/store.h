@@ -16,6 +16,7 @@
 #include "codec/chunk.h"
 #include "iouring/io.h"
 #include "iouring/tree.h"
+#include <sys/stat.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -215,9 +216,11 @@ cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *pat
                          const cg_chunk_header *header);
 
 /* The same for contexts/<name>/profile.cgp. Installs it as profiles/<fingerprint>.cgp, and writes
- * `default` if there is none. Refuses what cg_profile_open() refuses. CG_ERR_INVALID_ARGUMENT: path
- * is no such name. */
-cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path);
+ * `default` if there is none. Refuses what cg_profile_open() refuses. held: that file, which nobody
+ * writes to meanwhile; NULL: whatever is there. CG_ERR_INVALID_ARGUMENT: path is no such name.
+ * CG_ERR_NOT_FOUND: it leads to another file by now. */
+cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path,
+                                 const struct stat *held);
 /* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);

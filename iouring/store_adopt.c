@@ -91,6 +91,13 @@ static bool is_one_file(int root_fd, const char *path, const char *other)
            a.st_ino == b.st_ino;
 }
 
+static bool is_file(int root_fd, const char *path, int fd)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && fstatat(root_fd, path, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 /* cg_file_install() into the folder of `to`. A link belongs to the owner of `from`; a copy is new.
  * path: of from, relative to the root. is_synced: from is on disk; each sync after a link costs a
  * commit of the file system's journal. */
@@ -239,27 +246,23 @@ cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *pat
     return adopt_chunk(&a, path, header);
 }
 
-static cg_status check_profile(const adoption *a, const char *path, cg_fingerprint *fingerprint_out)
+static cg_status check_profile(const adoption *a, int fd, cg_fingerprint *fingerprint_out)
 {
     uint8_t *bytes;
     size_t n_bytes;
-    cg_status status;
-    if (a->hook != NULL && a->hook->check_profile != NULL) {
-        const int fd = cg_file_open(a->root_fd, path, &status);
-        if (fd < 0)
-            return status;
-        status = a->hook->check_profile(a->hook->user, fd, fingerprint_out);
-        close(fd);
-        return status;
-    }
-    status = cg_file_read(a->root_fd, path, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
+    if (a->hook != NULL && a->hook->check_profile != NULL)
+        return a->hook->check_profile(a->hook->user, fd, fingerprint_out);
+    cg_status status = cg_file_read_open(fd, CG_PROFILE_MAX_BYTES, &bytes, &n_bytes);
     if (status == CG_OK)
         status = cg_profile_check(bytes, n_bytes, fingerprint_out);
     free(bytes);
     return status;
 }
 
-cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path)
+/* Checks the file and installs it by one descriptor: who gives its name to another file meanwhile
+ * changes nothing. */
+cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path,
+                                 const struct stat *held)
 {
     const adoption a = {.root_fd = root_fd, .hook = hook};
     cg_tree_name name;
@@ -267,13 +270,22 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     cg_located from, to = {.dir_fd = -1}, by_default;
     cg_fingerprint fingerprint;
     cg_key key;
+    struct stat s;
     cg_tree_parse(path, &name);
     if (name.kind != CG_TREE_CONTEXT_PROFILE)
         return CG_ERR_INVALID_ARGUMENT;
     cg_status status = cg_beneath_locate(root_fd, path, &from);
     if (status != CG_OK)
         return status;
-    if ((status = check_profile(&a, from.at, &fingerprint)) != CG_OK)
+    const int fd = cg_file_open(root_fd, from.at, &status);
+    if (fd < 0)
+        goto done;
+    if (held != NULL &&
+        (fstat(fd, &s) != 0 || s.st_dev != held->st_dev || s.st_ino != held->st_ino))
+        status = CG_ERR_NOT_FOUND;
+    else
+        status = check_profile(&a, fd, &fingerprint);
+    if (status != CG_OK)
         goto done;
     memcpy(key.bytes, fingerprint.bytes, sizeof key.bytes);
     if ((status = cg_tree_profile_path(name.model, &fingerprint, installed, sizeof installed)) !=
@@ -282,7 +294,11 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
         (status = cg_beneath_locate_in(to.dir_fd, installed, &to)) != CG_OK ||
         (status = cg_beneath_locate_in(to.dir_fd, "default", &by_default)) != CG_OK)
         goto done;
-    status = install(&a, path, from.at, &to, false, false, UINT64_MAX);
+    begin(&a, path, to.dir_fd, false);
+    status = cg_file_install_open(fd, root_fd, to.at, false, UINT64_MAX);
+    const bool is_made = status == CG_OK && !is_file(root_fd, to.at, fd);
+    const cg_status told = end(&a, path, to.dir_fd, to.at, false, is_made);
+    status = status == CG_OK ? told : status;
     if (status != CG_OK && status != CG_ERR_EXISTS)
         goto done;
     cg_key_to_hex(&key, line);
@@ -294,6 +310,8 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
 done:
     if (to.dir_fd >= 0)
         close(to.dir_fd);
+    if (fd >= 0)
+        close(fd);
     close(from.dir_fd);
     return status;
 }
@@ -472,6 +490,11 @@ static cg_status visit_file(adoption *a, const char *path, const char *place,
     return status;
 }
 
+static cg_status adopt_any_profile(int root_fd, const cg_store_hook *hook, const char *path)
+{
+    return cg_store_adopt_profile(root_fd, hook, path, NULL);
+}
+
 static cg_status visit_context_entry(adoption *a, const char *path)
 {
     cg_tree_name name;
@@ -480,7 +503,7 @@ static cg_status visit_context_entry(adoption *a, const char *path)
     cg_tree_parse(path, &name);
     if (name.kind == CG_TREE_CONTEXT_PROFILE) {
         snprintf(profiles, sizeof profiles, "%s/profiles", name.model);
-        return visit_file(a, path, profiles, cg_store_adopt_profile);
+        return visit_file(a, path, profiles, adopt_any_profile);
     }
     if (name.kind == CG_TREE_CONTEXT_MODEL)
         return visit_file(a, path, name.model, cg_store_adopt_model);

@@ -170,6 +170,23 @@ TEST_F(ProfileTest, OfAContextTakesNoMoreMemoryThanOneUnderAStrictName)
     EXPECT_LT(peak_bytes() - before, hole_bytes / 4);
 }
 
+TEST_F(ProfileTest, WhatTakesTheNameOfACheckedOneIsNotInstalled)
+{
+    EXPECT_EQ(fs.put("m/other", Bytes{'x'}), 0);
+    {
+        const FsyncHook hook([&](int) { // of the file that was checked
+            if (fs.look("m/other") == 0) {
+                EXPECT_EQ(fs.rename("m/contexts/c/profile.cgp", "m/contexts/c/checked"), 0);
+                EXPECT_EQ(fs.rename("m/other", "m/contexts/c/profile.cgp"), 0);
+            }
+            return 0;
+        });
+        EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", good), 0);
+    }
+    EXPECT_EQ(fs.get(path_of(good)), good);
+    EXPECT_EQ(fs.get("m/contexts/c/profile.cgp"), Bytes{'x'});
+}
+
 TEST_F(FsTest, TakesWhatTheEncoderMakes)
 {
     std::ifstream in(CG_GOLDEN "/bf16-0-L1.kv", std::ios::binary);

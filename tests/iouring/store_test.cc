@@ -721,22 +721,22 @@ TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)
     dir.write("m/contexts/cut/profile.cgp", std::vector<uint8_t>(first.begin(), first.end() - 1));
     dir.write("m/contexts/no/profile.cgp", std::string("no profile at all"));
 
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/bad/profile.cgp"),
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/bad/profile.cgp", nullptr),
               CG_ERR_CORRUPT);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/cut/profile.cgp"),
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/cut/profile.cgp", nullptr),
               CG_ERR_TRUNCATED);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/no/profile.cgp"),
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/no/profile.cgp", nullptr),
               CG_ERR_BAD_MAGIC);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/missing/profile.cgp"),
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/missing/profile.cgp", nullptr),
               CG_ERR_NOT_FOUND);
-    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/tokens"),
+    EXPECT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/tokens", nullptr),
               CG_ERR_INVALID_ARGUMENT);
     EXPECT_TRUE(dir.files("m/profiles").empty());
 
-    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp"), CG_OK);
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp", nullptr), CG_OK);
     EXPECT_TRUE(dir.read("m/profiles/" + hex_of(first) + ".cgp") == first);
     EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n");
-    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp"), CG_OK)
+    ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp", nullptr), CG_OK)
         << "again";
     ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, nullptr), CG_OK);
     EXPECT_TRUE(dir.read("m/profiles/" + hex_of(second) + ".cgp") == second);
