@@ -86,7 +86,8 @@ static int hold(cg_fs *fs, cg_arrivals *list, cg_arrival *item, const struct sta
         return 0;
     if (list->n_held >= CG_ARRIVALS_MAX_HELD)
         return EXDEV;
-    cg_fs_node *node = cg_nodes_enter(&fs->nodes, NULL, NULL, attr, NULL);
+    cg_fs_node *node =
+        cg_nodes_enter(&fs->nodes, NULL, NULL, attr, cg_fs_identity(fs, fd, ""), NULL);
     if (node == NULL)
         return ENOMEM;
     const int own_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);

@@ -85,8 +85,9 @@ int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     cg_fs_pending *pending = cg_pending_find(fs, caller, parent, name);
     if (pending != NULL) {
         error = fstat(pending->fd, &entry_out->attr) != 0 ? errno : 0;
-        entry_out->node =
-            error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL) : NULL;
+        entry_out->node = error == 0 ? cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr,
+                                                      cg_fs_identity(fs, pending->fd, ""), NULL)
+                                     : NULL;
         entry_out->may_not_be_cached = true;
         entry_out->may_be_old = entry_out->is_lasting = false;
         cg_pending_put(fs, pending);

@@ -221,8 +221,9 @@ static int open_created(cg_fs *fs, const creation *c, int fd, cg_fs_entry *entry
     int error = cg_fs_give_away_fd(fs, c->caller, c->dir_fd, fd, c->mode);
     if (error == 0 && fstat(fd, &entry_out->attr) != 0)
         error = errno;
-    if (error == 0 && (entry_out->node = cg_nodes_enter(&fs->nodes, c->parent, c->name,
-                                                        &entry_out->attr, NULL)) == NULL)
+    if (error == 0 &&
+        (entry_out->node = cg_nodes_enter(&fs->nodes, c->parent, c->name, &entry_out->attr,
+                                          cg_fs_identity(fs, fd, ""), NULL)) == NULL)
         error = ENOMEM;
     if (error != 0) {
         close(fd);
@@ -288,7 +289,7 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         return;
     cg_tree_parse(path, &name);
     if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
-        !cg_open_file_is_being_written(&fs->nodes, &attr)) {
+        !cg_open_file_is_being_written(&fs->nodes, file->node)) {
         /* A profile is linked: nobody may begin to write to it until its second name is there. */
         const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
         if (cg_claim_to_publish(file->fd) == 0)

@@ -9,10 +9,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -121,6 +123,38 @@ static bool is_strict_path(const char *path)
     return cg_fs_is_strict(&name);
 }
 
+bool cg_fs_is_local(int fd)
+{
+    static const uint32_t LOCAL[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC,
+                                     TMPFS_MAGIC, F2FS_SUPER_MAGIC};
+    struct statfs attr;
+    if (fstatfs(fd, &attr) != 0)
+        return false;
+    for (size_t i = 0; i < sizeof LOCAL / sizeof LOCAL[0]; i++)
+        if ((uint32_t)attr.f_type == LOCAL[i])
+            return true;
+    return false;
+}
+
+/* Of the file's handle, which has a generation beside the number. FUSE's handles are not the same
+ * for as long as the file is there, so that a store must be local. */
+uint64_t cg_fs_identity(const cg_fs *fs, int dir_fd, const char *leaf)
+{
+    union {
+        struct file_handle handle;
+        uint8_t bytes[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+    } file;
+    int mount_id;
+    uint64_t identity;
+    file.handle.handle_bytes = MAX_HANDLE_SZ;
+    if (!fs->has_identities || name_to_handle_at(dir_fd, leaf, &file.handle, &mount_id,
+                                                 leaf[0] == '\0' ? AT_EMPTY_PATH : 0) != 0)
+        return 0;
+    const cg_key key = cg_key_of_bytes(file.handle.f_handle, file.handle.handle_bytes);
+    memcpy(&identity, key.bytes, sizeof identity);
+    return identity;
+}
+
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out)
 {
@@ -132,7 +166,8 @@ int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, con
     if (error != 0)
         return error;
     entry_out->may_not_be_cached = false;
-    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr, &view);
+    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr,
+                                     cg_fs_identity(fs, dir_fd, name), &view);
     entry_out->may_be_old = seen != fs->watch.n_seen;
     entry_out->is_lasting =
         S_ISDIR(entry_out->attr.st_mode) ||

@@ -49,6 +49,7 @@ struct cg_fs {
     bool ignores_acls;
     cg_acl_notes acl_notes;
     bool is_root; /* what is created is given to its caller */
+    bool has_identities;
     uint64_t max_file_bytes;
     size_t max_listed_files;
     uint64_t scrub_bytes_per_s;
@@ -103,6 +104,16 @@ bool cg_fs_is_hidden(const char *name);
 /* Whether a name can be made or removed here; it need not exist. EPERM: cachegenfs keeps it for
  * itself. EACCES: parent is .cachegenfs. ENAMETOOLONG. */
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name);
+
+/* Whether only this host changes the file system of fd, and all of its files have numbers of their
+ * own. */
+bool cg_fs_is_local(int fd);
+
+/* Tells a file from those that had its inode number before, as ext4 gives it to the next file at
+ * once. While somebody still has the old one in the kernel he would have the new one, past the
+ * folders that keep him from it. leaf in dir_fd; "": dir_fd itself. 0: unknown, as on a store that
+ * is not local. */
+uint64_t cg_fs_identity(const cg_fs *fs, int dir_fd, const char *leaf);
 
 /* Stats name in dir_fd, which is parent's, and enters its node into the table. path: of the same
  * file, relative to the store. NULL: no rule speaks of it, so that it is no view. */

@@ -163,7 +163,8 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     nodes->n_names++;
 }
 
-static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, const cg_view *view)
+static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, uint64_t identity,
+                            const cg_view *view)
 {
     cg_fs_node *node = calloc(1, sizeof *node);
     if (node == NULL)
@@ -171,16 +172,18 @@ static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, const cg_v
     node->dev = attr->st_dev;
     node->ino = attr->st_ino;
     node->view = *view;
+    node->identity = identity;
     node->type = (uint16_t)(attr->st_mode & S_IFMT);
     node->generation = nodes->next_generation++;
     nodes->n_nodes++;
     return node;
 }
 
-static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr, const cg_view *view)
+static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr, uint64_t identity,
+                               const cg_view *view)
 {
     grow(nodes);
-    cg_fs_node *node = new_node(nodes, attr, view);
+    cg_fs_node *node = new_node(nodes, attr, identity, view);
     if (node == NULL)
         return NULL;
     cg_fs_node **bucket = cg_node_bucket(nodes, node->dev, node->ino);
@@ -203,7 +206,7 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
     nodes->missing = calloc(CG_N_MISSING_NOTES, sizeof *nodes->missing);
     if (nodes->node_buckets != NULL && nodes->name_buckets != NULL && nodes->read_notes != NULL &&
         nodes->missing != NULL)
-        nodes->root = insert_node(nodes, root, &WHOLE);
+        nodes->root = insert_node(nodes, root, 0, &WHOLE); /* nobody looks it up by a name */
     if (nodes->root == NULL) {
         free(nodes->missing);
         free(nodes->read_notes);
@@ -252,21 +255,21 @@ size_t cg_nodes_count(cg_nodes *nodes)
 }
 
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
-                           const struct stat *attr, const cg_view *view)
+                           const struct stat *attr, uint64_t identity, const cg_view *view)
 {
     if (view == NULL)
         view = &WHOLE;
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = *cg_node_bucket(nodes, attr->st_dev, attr->st_ino);
-    /* An inode number that came back as another type, or after its folder was removed, is another
-     * file; a stale node of that number stays until the kernel forgets it, and is found stale by
-     * its names. */
+    /* An inode number that came back with another identity or type, or after its folder was
+     * removed, is another file; a stale node of that number stays until the kernel forgets it, and
+     * is found stale by its names. */
     while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
                             node->type != (attr->st_mode & S_IFMT) || node->is_removed ||
-                            !cg_view_equal(&node->view, view)))
+                            node->identity != identity || !cg_view_equal(&node->view, view)))
         node = node->hash_next;
     if (node == NULL)
-        node = insert_node(nodes, attr, view);
+        node = insert_node(nodes, attr, identity, view);
     if (node != NULL) {
         node->n_lookups++;
         if (name != NULL)
@@ -281,7 +284,7 @@ cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)
     const struct stat attr = {.st_mode = type};
     pthread_mutex_lock(&nodes->lock);
     cg_fs_node *node = nodes->controls[control];
-    if (node == NULL && (node = new_node(nodes, &attr, &WHOLE)) != NULL) {
+    if (node == NULL && (node = new_node(nodes, &attr, 0, &WHOLE)) != NULL) {
         node->control = (uint8_t)control;
         node->n_pins = 1;
         nodes->controls[control] = node;

@@ -1,12 +1,13 @@
 /* fusefs/nodes.h - the kernel's inodes: which files of the store they are, and by which names we
  * reach them.
  *
- * A node is one file, known by its device and inode number, or a view of it (fusefs/views.h). It
- * has no descriptor of its own: a million O_PATH descriptors would hit the kernel's limit. It has
- * names: places (parent node, text) where it was last seen. Hard links that show the same bytes are
- * one node with several names. Another daemon, or someone at work on the store itself, can make a
- * name wrong at any time. So fusefs/reach.h compares device and inode number after it has opened by
- * name.
+ * A node is one file, known by its device and inode number, or a view of it (fusefs/views.h). The
+ * number of a removed file comes back with another one, which is told from it by its identity
+ * (cg_fs_identity()). A node has no descriptor of its own: a million O_PATH descriptors would hit
+ * the kernel's limit. It has names: places (parent node, text) where it was last seen. Hard links
+ * that show the same bytes are one node with several names. Another daemon, or someone at work on
+ * the store itself, can make a name wrong at any time. So fusefs/reach.h compares device and inode
+ * number after it has opened by name.
  *
  * A node stays as long as somebody refers to it: the kernel (n_lookups), or the daemon (n_pins).
  *
@@ -17,7 +18,7 @@
  * written nor read by passthrough. So gate and backing file matter only for nodes of whole files.
  *
  * Threads: every function takes the table's lock. Nothing is called back under it, and no system
- * call is made. The fields of a node are under that lock, too, except the first six.
+ * call is made. The fields of a node are under that lock, too, except the first seven.
  */
 #ifndef CG_FUSEFS_NODES_H
 #define CG_FUSEFS_NODES_H
@@ -42,9 +43,10 @@ typedef enum cg_gate { CG_GATE_OPEN = 0, CG_GATE_CHECKING = 1, CG_GATE_SEALED = 
 
 /* A store has millions of files, so that the order and size of these matter: 104 bytes. */
 struct cg_fs_node {
-    dev_t dev; /* these six never change */
+    dev_t dev; /* these seven never change */
     ino_t ino;
     cg_view view;
+    uint64_t identity;   /* 0: unknown */
     uint64_t generation; /* the node's address is its number, and can be used again: they differ */
     uint16_t type;       /* S_IFMT bits */
     uint8_t control;     /* fusefs/control.h: CG_CONTROL_NONE for files of the store */
@@ -109,11 +111,12 @@ size_t cg_nodes_count(cg_nodes *nodes);
 /* Frees all nodes; no file may be open. */
 void cg_nodes_destroy(cg_nodes *nodes);
 
-/* The node of the file that attr (the store's) describes, and of this view of it (NULL: the whole).
+/* The node of the file that attr (the store's) and identity describe, and of this view of it (NULL:
+ * the whole).
  * It gets one more look-up, and the name in parent (name NULL: no name). A node that had this name
  * before loses it. NULL without memory. */
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
-                           const struct stat *attr, const cg_view *view);
+                           const struct stat *attr, uint64_t identity, const cg_view *view);
 /* The node of a virtual file (fusefs/control.h), by its number; with one more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
 /* Takes n look-ups away; the node may be gone after that. */

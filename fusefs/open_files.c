@@ -132,16 +132,12 @@ bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
     return found;
 }
 
-bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr)
+bool cg_open_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node)
 {
     bool flushed;
-    cg_fs_node *node = cg_nodes_enter(nodes, NULL, NULL, attr, NULL); /* no view is */
-    if (node == NULL) /* no memory to know: the answer that harms nobody */
-        return true;
     pthread_mutex_lock(&nodes->lock);
     const bool found = has_writers(node, &flushed);
     pthread_mutex_unlock(&nodes->lock);
-    cg_nodes_forget(nodes, node, 1);
     return found;
 }
 

@@ -55,9 +55,9 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
 /* One of the node's open files, with one more user until cg_open_file_unuse(); or NULL. */
 cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node);
 void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file);
-/* Whether the file that attr describes is open for writing. */
-bool cg_open_file_is_being_written(cg_nodes *nodes, const struct stat *attr);
-/* The same of a node, and whether it stays so. Waits up to a second for files that were closed: the
+/* Whether a node's file is open for writing. */
+bool cg_open_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node);
+/* The same, and whether it stays so. Waits up to a second for files that were closed: the
  * kernel tells of the last close some time after the caller's close(), and not before a mapping is
  * gone. */
 bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node);

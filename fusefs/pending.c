@@ -105,8 +105,8 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     /* With mknod nothing is open afterwards: the second user keeps the file until the kernel
      * forgets the node. */
     pending->n_users = stays ? 2 : 1;
-    if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr, NULL)) ==
-        NULL) {
+    if ((entry_out->node = cg_nodes_enter(&fs->nodes, NULL, NULL, &entry_out->attr,
+                                          cg_fs_identity(fs, pending->fd, ""), NULL)) == NULL) {
         error = ENOMEM;
         goto fail_created;
     }

@@ -135,6 +135,7 @@ static int open_store(cg_fs *fs, const cg_fs_config *config, struct stat *root_o
     if (fs->root_fd < 0 || fstat(fs->root_fd, root_out) != 0 ||
         (fs->proc_fd = open("/proc/self/fd", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
         return errno;
+    fs->has_identities = cg_fs_is_local(fs->root_fd);
     if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
         return error;
     return fs->read_only ? 0 : open_staging(fs, config);

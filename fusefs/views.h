@@ -20,8 +20,8 @@ extern "C" {
 #endif
 
 typedef struct cg_view {
-    uint64_t bytes; /* shown, from the file's start */
-    uint8_t level;  /* cg_level; 0: no view, the whole file */
+    uint64_t bytes : 60; /* shown, from the file's start */
+    uint64_t level : 4;  /* cg_level; 0: no view, the whole file */
 } cg_view;
 
 static inline bool cg_view_equal(const cg_view *a, const cg_view *b)

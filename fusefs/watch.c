@@ -45,21 +45,6 @@ void cg_watch_init(cg_watch *watch)
     *watch = (cg_watch){.fd = -1, .stop_fd = -1};
 }
 
-/* On others, changes of another host come without an event; of what overlayfs and the like have
- * below, changes there. */
-static bool is_of_this_host(int fd)
-{
-    static const uint32_t LOCAL[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC,
-                                     TMPFS_MAGIC, F2FS_SUPER_MAGIC};
-    struct statfs attr;
-    if (fstatfs(fd, &attr) != 0)
-        return false;
-    for (size_t i = 0; i < sizeof LOCAL / sizeof LOCAL[0]; i++)
-        if ((uint32_t)attr.f_type == LOCAL[i])
-            return true;
-    return false;
-}
-
 /* Linux 6.13 gave these file systems times that differ from what was asked for before. On ext4
  * small inodes (128 bytes) have seconds only, which have no nanoseconds. */
 static bool has_fine_times(int root_fd, uint32_t type)
@@ -73,7 +58,9 @@ static bool has_fine_times(int root_fd, uint32_t type)
 int cg_watch_open(cg_watch *watch, int root_fd)
 {
     struct statfs attr;
-    if (!is_of_this_host(root_fd) || fstatfs(root_fd, &attr) != 0)
+    /* On others, changes of another host come without an event; of what overlayfs and the like have
+     * below, changes there. */
+    if (!cg_fs_is_local(root_fd) || fstatfs(root_fd, &attr) != 0)
         return ENOTSUP;
     watch->handles_have_numbers = attr.f_type == EXT4_SUPER_MAGIC;
     watch->has_fine_times = has_fine_times(root_fd, (uint32_t)attr.f_type);
