@@ -34,20 +34,13 @@ pass_ended() { [ "$(metric scrub_passes_total)" -ge 1 ]; }
 import() {
     rm -rf "$store/m" "$tmp/source"
     "$chunk_files" nest "$tmp/source" 40 60000 "$1"
-    : > "$tmp/confirmed"
     mount_store
     mkdir -p "$mnt"/m/contexts/{a,b}/L1
-    for to in a b; do
-        for from in "$tmp"/source/L1/*.kv; do
-            cp "$from" "$mnt/m/contexts/$to/L1/" && echo "$to/L1/${from##*/}" >> "$tmp/confirmed"
-        done 2> /dev/null &
-    done
+    begin_imports
     some_time
     kill_daemon
     wait
-    while read -r name; do
-        check "round $1: $name was confirmed" cmp "$tmp/source/${name#*/}" "$store/m/contexts/$name"
-    done < "$tmp/confirmed"
+    check_imports "round $1" "$tmp/confirmed"
     check "round $1: every chunk is whole" all_whole
     mount_store
     check "round $1: nothing is staged" wait_for 60 staged_are 0 # but what the new one is at

@@ -56,22 +56,15 @@ whole() { "$cachegenfs" fsck "$store"; }
 "$chunk_files" nest "$tmp/source" 40 60000 1
 import() {
     rm -rf "$store"/* 2> /dev/null
-    : > "$tmp/confirmed"
     mount_store
     mkdir -p "$mnt"/m/contexts/{a,b}/L1
     sync -f "$store"
-    for to in a b; do
-        for from in "$tmp"/source/L1/*.kv; do
-            cp "$from" "$mnt/m/contexts/$to/L1/" && echo "$to/L1/${from##*/}" >> "$tmp/confirmed"
-        done 2> /dev/null &
-    done
+    begin_imports
     some_time
     check "$1: the power is cut" cut_power
     wait $(jobs -p | grep -vx "$daemon") 2> /dev/null
     check "$1: the store comes back" replay
-    while read -r name; do
-        check "$1: $name was confirmed" cmp "$tmp/source/${name#*/}" "$store/m/contexts/$name"
-    done < "$tmp/before_cut"
+    check_imports "$1" "$tmp/before_cut"
     check "$1: every name is whole" whole
     n_confirmed=$((n_confirmed + $(wc -l < "$tmp/before_cut")))
 }
