@@ -3,6 +3,7 @@
 #include "codec/codec.h"
 #include "codec/kernels.h"
 #include "codec/safetensors.h"
+#include "each_kernels.h"
 #include "profile_maker.h"
 
 #include <atomic>
@@ -313,20 +314,9 @@ ProfileSpec one_layer_spec()
     return spec;
 }
 
-class MemoryTest : public testing::TestWithParam<const char *>
+class MemoryTest : public EachKernels
 {
   protected:
-    void SetUp() override
-    {
-        if (cg_kernels_named(GetParam()) == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": what its tables take is not measured";
-        cg_kernels_use(cg_kernels_named(GetParam()));
-    }
-    void TearDown() override
-    {
-        cg_kernels_use(nullptr);
-    }
     // The most that run() holds at a time.
     template <typename Run> static size_t peak_of(const Run &run)
     {

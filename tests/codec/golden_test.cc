@@ -2,6 +2,7 @@
 #include "codec/codec.h"
 
 #include "codec/kernels.h"
+#include "each_kernels.h"
 #include "golden.h"
 
 #include <fstream>
@@ -64,20 +65,8 @@ TEST(Golden, ProfilesHaveTheirFingerprints)
 
 // With every instruction set that this CPU has: profiles are laid out for it, and other loops do
 // the work.
-class GoldenTest : public testing::TestWithParam<const char *>
+class GoldenTest : public EachKernels
 {
-  protected:
-    void SetUp() override
-    {
-        if (cg_kernels_named(GetParam()) == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": its decoding is not compared";
-        cg_kernels_use(cg_kernels_named(GetParam()));
-    }
-    void TearDown() override
-    {
-        cg_kernels_use(nullptr);
-    }
 };
 
 TEST_P(GoldenTest, ChunksDecodeToTheSameElements)
@@ -118,7 +107,7 @@ TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem)
         ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &got), CG_OK);
         cg_kernels_use(&cg_kernels_baseline);
         ASSERT_EQ(decode(open_profile(bytes).get(), chunk, &want), CG_OK);
-        cg_kernels_use(cg_kernels_named(GetParam()));
+        cg_kernels_use(kernels);
         expect_within_tolerance(to_floats(got, CG_DTYPE_BF16), to_floats(want, CG_DTYPE_BF16),
                                 spec.head_dim);
     }

@@ -5,6 +5,7 @@
 #include "codec/kernels.h"
 #include "codec/profile_data.h"
 
+#include "each_kernels.h"
 #include "profile_maker.h"
 
 #include <gtest/gtest.h>
@@ -268,17 +269,8 @@ std::vector<double> steps_by_the_book(const Case &c, const std::vector<double> &
     return octaves;
 }
 
-class ImportanceTest : public testing::TestWithParam<const char *>
+class ImportanceTest : public EachKernels
 {
-  protected:
-    void SetUp() override
-    {
-        kernels = cg_kernels_named(GetParam());
-        if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": its kernels are not compared";
-    }
-    const cg_kernels *kernels = nullptr;
 };
 
 TEST_P(ImportanceTest, IsThatOfTheFormula)

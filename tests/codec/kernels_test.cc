@@ -3,6 +3,7 @@
 #include "codec/bands.h"
 #include "codec/kernels.h"
 
+#include "each_kernels.h"
 #include "profile_maker.h"
 
 #include <gtest/gtest.h>
@@ -14,17 +15,9 @@ namespace
 
 using namespace cg_test;
 
-class KernelsTest : public testing::TestWithParam<const char *>
+class KernelsTest : public EachKernels
 {
   protected:
-    void SetUp() override
-    {
-        kernels = cg_kernels_named(GetParam());
-        if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": its kernels are not compared";
-        EXPECT_STREQ(kernels->name, GetParam());
-    }
     std::vector<float> draw(size_t n, Random *random)
     {
         std::vector<float> values(n);
@@ -39,7 +32,7 @@ class KernelsTest : public testing::TestWithParam<const char *>
         for (size_t i = 0; i < want.size(); i++)
             ASSERT_NEAR(got[i], want[i], tolerance) << "element " << i;
     }
-    const cg_kernels *kernels = nullptr, *baseline = &cg_kernels_baseline;
+    const cg_kernels *baseline = &cg_kernels_baseline;
 };
 
 TEST_P(KernelsTest, ListsEveryNonzeroSymbolInOrder)
