@@ -10,7 +10,8 @@
 static const char USAGE[] =
     "usage: cgtool info FILE... [--json]\n"
     "       cgtool verify PATH... [--decode] [--profile P.cgp] [--json]\n"
-    "       cgtool encode --level L2 --profile P.cgp [--nested] [--tokens FILE] IN.safetensors OUT\n"
+    "       cgtool encode --level L2 --profile P.cgp [--nested] [--tokens FILE] IN.safetensors "
+    "OUT\n"
     "       cgtool decode [--level L3] [--profile P.cgp] IN OUT.safetensors\n"
     "       cgtool transcode --level L3 [--profile P.cgp] IN OUT\n";
 
@@ -48,7 +49,8 @@ static const char HELP[] =
     "  -h, --help\n"
     "  -V, --version\n"
     "\n"
-    "Exit codes: 0 all is well; 1 bad data: a file is damaged, foreign or can't be coded as asked;\n"
+    "Exit codes: 0 all is well; 1 bad data: a file is damaged, foreign or can't be coded as "
+    "asked;\n"
     "2 wrong usage; 3 a file can't be read or written, or no memory. Of several, the largest.\n"
     "Files are written under a temporary name and renamed. Progress is shown on a terminal only.\n";
 

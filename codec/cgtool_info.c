@@ -142,8 +142,8 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
     if (h->scales != 0)
         snprintf(scales, sizeof scales, "%016" PRIx64, h->scales);
     return json_pack(
-        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, s:I, s:I, "
-        "s:I, s:f, s:f, s:o, s:o, s:o, s:o}",
+        "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, "
+        "s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",

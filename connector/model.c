@@ -126,8 +126,8 @@ static cg_status take_configured(cg_model *model, const cg_config *config, const
         given->dtype == 0 || !given->has_fingerprint)
         return cg_sentence_say(
             error, CG_ERR_NOT_FOUND,
-            "%s does not exist and \"geometry\" does not give n_layers, n_kv_heads, head_dim, dtype and "
-            "model_fingerprint",
+            "%s does not exist and \"geometry\" does not give n_layers, n_kv_heads, head_dim, "
+            "dtype and model_fingerprint",
             path);
     model->geometry = (cg_geometry){.n_layers = (uint16_t)given->n_layers,
                                     .n_kv_heads = (uint16_t)given->n_kv_heads,
@@ -272,12 +272,11 @@ char *cg_model_json(const cg_model *model)
     cg_key key;
     memcpy(key.bytes, model->fingerprint.bytes, sizeof key.bytes);
     cg_key_to_hex(&key, hex);
-    if (asprintf(
-            &text,
-            "{\"version\": 1, \"n_layers\": %u, \"n_kv_heads\": %u, \"head_dim\": %u, \"dtype\": \"%s\", "
-            "\"model_fingerprint\": \"%s\"}\n",
-            model->geometry.n_layers, model->geometry.n_kv_heads, model->geometry.head_dim,
-            cg_dtype_name(model->geometry.dtype), hex) < 0)
+    if (asprintf(&text,
+                 "{\"version\": 1, \"n_layers\": %u, \"n_kv_heads\": %u, \"head_dim\": %u, "
+                 "\"dtype\": \"%s\", \"model_fingerprint\": \"%s\"}\n",
+                 model->geometry.n_layers, model->geometry.n_kv_heads, model->geometry.head_dim,
+                 cg_dtype_name(model->geometry.dtype), hex) < 0)
         return NULL;
     return text;
 }

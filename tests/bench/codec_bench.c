@@ -466,9 +466,9 @@ static void print_roofline(const chunk_file *file, const cg_profile *profile)
     if (profile->joint != NULL)
         count_given(profile, &chunk, sections, &order, &products, &nonzero_products);
     const double n = (double)cg_geometry_elements(&chunk.header.geometry, chunk.header.n_tokens);
-    printf(
-        ", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, \"nonzero_multiply_adds\": %.1f",
-        chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
+    printf(", \"coarsest\": %u, \"symbols\": %.3f, \"multiply_adds\": %.1f, "
+           "\"nonzero_multiply_adds\": %.1f",
+           chunk.header.coarsest, symbols / n, products / n, nonzero_products / n);
     cg_block_order_destroy(&order);
     free(sections);
 }
@@ -492,11 +492,11 @@ static void bench_file(const char *path, variant *variants, unsigned n_variants,
     for (unsigned i = 0; i < n_variants; i++) {
         const variant *v = &variants[i];
         const bool is_lossy = file.header.level != CG_L0;
-        printf(
-            "%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", \"threads\": %u",
-            is_first && i == 0 ? "" : ",", is_lossy ? cg_profile_preset(v->profile) : "lossless",
-            file.header.level, cg_dtype_name(file.header.geometry.dtype), v->kernels->name,
-            v->n_threads);
+        printf("%s\n  {\"codec\": \"%s\", \"level\": %u, \"dtype\": \"%s\", \"kernels\": \"%s\", "
+               "\"threads\": %u",
+               is_first && i == 0 ? "" : ",", is_lossy ? cg_profile_preset(v->profile) : "lossless",
+               file.header.level, cg_dtype_name(file.header.geometry.dtype), v->kernels->name,
+               v->n_threads);
         printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f",
                file.header.n_tokens, file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
         if (is_lossy && v->profile->token_transform == CG_TOKENS_DCT)

@@ -36,8 +36,9 @@ TEST(Safetensors, FindsTensors)
     // As written by the reference implementation: metadata, padding, tensors of several dtypes, one
     // without elements.
     const Bytes file = file_of(
-        R"({"__metadata__":{"format":"pt"},"K":{"dtype":"BF16","shape":[2,3],"data_offsets":[8,20]},)"
-        R"("tokens":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"none":{"dtype":"F32","shape":[0,7],"data_offsets":[20,20]},)"
+        R"({"__metadata__":{"format":"pt"},"K":{"dtype":"BF16","shape":[2,3],)"
+        R"("data_offsets":[8,20]},"tokens":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},)"
+        R"("none":{"dtype":"F32","shape":[0,7],"data_offsets":[20,20]},)"
         R"("scalar":{"dtype":"U8","shape":[],"data_offsets":[20,21]}}   )",
         21);
     cg_safetensors *tensors;
@@ -101,13 +102,16 @@ TEST(Safetensors, RefusesHostileHeaders)
          k(R"("dtype":"U8","shape":[1],"data_offsets":[9223372036854775808,1])"), 1,
          CG_ERR_CORRUPT},
         {"names twice",
-         R"({"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+         R"({"K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+         R"("K":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
          0, CG_ERR_CORRUPT},
         {"overlap",
-         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+         R"("V":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
          3, CG_ERR_CORRUPT},
         {"the same bytes twice",
-         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"V":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+         R"({"K":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+         R"("V":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
          2, CG_ERR_CORRUPT},
     };
     for (const auto &c : cases)

@@ -35,8 +35,9 @@ int main(void)
         return 1;
     snprintf(
         json, sizeof json,
-        "{\"root\": \"%s\", \"model\": \"m\", \"geometry\": {\"n_layers\": 1, \"n_kv_heads\": 1, \"head_dim\": 2, "
-        "\"dtype\": \"bf16\", \"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}}",
+        "{\"root\": \"%s\", \"model\": \"m\", \"geometry\": {\"n_layers\": 1, \"n_kv_heads\": 1, "
+        "\"head_dim\": 2, \"dtype\": \"bf16\", "
+        "\"model_fingerprint\": \"00112233445566778899aabbccddeeff\"}}",
         root);
     cachegen *c = NULL;
     CHECK(cachegen_abi_version() >= CACHEGEN_ABI_VERSION);

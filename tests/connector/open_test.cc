@@ -101,16 +101,13 @@ TEST_F(OpenTest, AModelWithoutModelJsonNeedsAWholeGeometryAndGetsAModelJson)
     const std::string whole = store.model_json();
     std::filesystem::remove(store.dir.path + "/m/model.json");
     EXPECT_TRUE(has(refused(), "\"geometry\""));
-    EXPECT_TRUE(has(
-        refused(
-            "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\"}"),
-        "model_fingerprint"));
+    EXPECT_TRUE(has(refused("\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, "
+                            "\"dtype\": \"bf16\"}"),
+                    "model_fingerprint"));
     {
-        Engine engine(
-            store,
-            "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": \"bf16\", "
-            "\"model_fingerprint\": \"" +
-                hex(model_of(store.spec)) + "\"}");
+        Engine engine(store, "\"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, "
+                             "\"dtype\": \"bf16\", \"model_fingerprint\": \"" +
+                                 hex(model_of(store.spec)) + "\"}");
         ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
         EXPECT_FALSE(store.dir.has("m/model.json"));
         ASSERT_EQ(engine.save(prompt(64)), CACHEGEN_OK);
@@ -150,11 +147,10 @@ TEST_F(OpenTest, ScalesThatDoNotFitAreRefusedByName)
 
 TEST_F(OpenTest, AModelJsonThatIsNoneIsRefusedByName)
 {
-    for (
-        const char *text :
-        {"", "[]", "{\"version\": 2}", "{\"version\": 1}",
-         "{\"version\": 1, \"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 15, \"dtype\": \"bf16\", "
-         "\"model_fingerprint\": \"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf\"}"}) {
+    for (const char *text :
+         {"", "[]", "{\"version\": 2}", "{\"version\": 1}",
+          "{\"version\": 1, \"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 15, "
+          "\"dtype\": \"bf16\", \"model_fingerprint\": \"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf\"}"}) {
         store.dir.write("m/model.json", std::string(text));
         EXPECT_TRUE(has(refused(), text[0] == '{' && has(text, "15") ? "geometry" : "model.json"))
             << text;
