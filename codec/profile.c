@@ -8,8 +8,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { AHEAD_BYTES = 128 << 10 }; /* the usual read_ahead_kb */
 
@@ -51,9 +52,9 @@ cg_status cg_profile_check(const uint8_t *bytes, size_t n_bytes, cg_fingerprint 
 
 /* A reader of a file has two requests of read-ahead under way, and over a network waits a round
  * trip for each two. So all of it is asked for before, in steps that the kernel takes whole. */
-static void ask_for_all(int fd, long n_bytes)
+static void ask_for_all(int fd, off_t n_bytes)
 {
-    for (long at = 0; at < n_bytes; at += AHEAD_BYTES)
+    for (off_t at = 0; at < n_bytes; at += AHEAD_BYTES)
         posix_fadvise(fd, at, AHEAD_BYTES, POSIX_FADV_WILLNEED);
 }
 
@@ -61,30 +62,38 @@ cg_status cg_profile_open_file(const char *path, cg_profile **profile_out)
 {
     cg_status status = CG_ERR_NO_MEMORY;
     uint8_t *bytes = NULL;
+    size_t n_read = 0;
+    struct stat attr;
     *profile_out = NULL;
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL)
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0)
         return cg_status_from_errno(errno);
-    if (fseek(file, 0, SEEK_END) != 0) {
+    if (fstat(fd, &attr) != 0 || !S_ISREG(attr.st_mode)) {
         status = CG_ERR_IO;
         goto done;
     }
-    const long n_bytes = ftell(file);
-    if (n_bytes < 0 || n_bytes > CG_PROFILE_MAX_BYTES) {
-        status = n_bytes < 0 ? CG_ERR_IO : CG_ERR_CORRUPT;
+    if (attr.st_size > CG_PROFILE_MAX_BYTES) {
+        status = CG_ERR_CORRUPT;
         goto done;
     }
-    rewind(file);
-    bytes = malloc((size_t)n_bytes + 1);
+    const size_t n_bytes = (size_t)attr.st_size;
+    bytes = malloc(n_bytes + 1);
     if (bytes == NULL)
         goto done;
-    ask_for_all(fileno(file), n_bytes);
-    status = fread(bytes, 1, (size_t)n_bytes, file) == (size_t)n_bytes
-                 ? cg_profile_open(bytes, (size_t)n_bytes, profile_out)
-                 : CG_ERR_IO;
+    ask_for_all(fd, attr.st_size);
+    while (n_read < n_bytes) {
+        const ssize_t n = read(fd, bytes + n_read, n_bytes - n_read);
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            status = CG_ERR_IO;
+            goto done;
+        }
+        n_read += n > 0 ? (size_t)n : 0;
+    }
+    status = cg_profile_open(bytes, n_bytes, profile_out);
 done:
     free(bytes);
-    fclose(file);
+    close(fd);
     return status;
 }
 

@@ -48,7 +48,7 @@ cg_status cg_profile_check(const uint8_t *bytes, size_t n_bytes, cg_fingerprint 
 cg_status cg_profile_check_head(cg_chunk_source *read, void *user, uint64_t n_bytes,
                                 cg_fingerprint *fingerprint_out);
 /* Reads path whole, with many reads under way where that is a network away, then cg_profile_open().
- * CG_ERR_NOT_FOUND, CG_ERR_IO ... */
+ * CG_ERR_NOT_FOUND; CG_ERR_IO: path is no regular file, or cannot be read ... */
 cg_status cg_profile_open_file(const char *path, cg_profile **profile_out);
 void cg_profile_free(cg_profile *profile); /* NULL is fine */
 

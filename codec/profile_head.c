@@ -34,9 +34,9 @@ static cg_status read_start(const uint8_t *at, size_t n_head, uint64_t n_bytes, 
         return CG_ERR_UNSUPPORTED_VERSION;
     /* The version is known: length and checksum are where it has them. */
     p->file_bytes = cg_get_le(at + 16, 8);
-    return p->file_bytes > n_bytes   ? CG_ERR_TRUNCATED
-           : p->file_bytes < n_bytes ? CG_ERR_CORRUPT
-                                     : CG_OK;
+    return p->file_bytes > n_bytes                                           ? CG_ERR_TRUNCATED
+           : p->file_bytes < n_bytes || p->file_bytes > CG_PROFILE_MAX_BYTES ? CG_ERR_CORRUPT
+                                                                             : CG_OK;
 }
 
 /* What else the head says, of a file whose checksum is right: what is found here, somebody has made

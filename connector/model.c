@@ -19,7 +19,8 @@ enum { MAX_JSON_BYTES = 1 << 20, PATH_BYTES = 4096 };
 static cg_status read_text(const char *path, char **text_out)
 {
     *text_out = NULL;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    /* O_NONBLOCK: opening a FIFO must not wait for its writer. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY);
     if (fd < 0)
         return cg_status_from_errno(errno);
     char *text = malloc(MAX_JSON_BYTES + 1);

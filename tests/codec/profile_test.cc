@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace
@@ -79,6 +80,15 @@ TEST(Profile, FirstLookNeedsNoMemoryForTheFile)
         bytes[0] ^= 1;
         EXPECT_EQ(cg_profile_check_head(read_bytes, &bytes, UINT64_C(1) << 40, &fingerprint),
                   CG_ERR_BAD_MAGIC);
+    }
+    // Larger than a profile may be: nothing behind the head is read.
+    Bytes head = small_profiles()[0];
+    head.resize(80);
+    for (const uint64_t n_bytes : {UINT64_C(1) << 30, (UINT64_C(1) << 30) + 1}) {
+        cg_fingerprint fingerprint;
+        cg_put_le(head.data() + 16, 8, n_bytes);
+        EXPECT_EQ(cg_profile_check_head(read_bytes, &head, n_bytes, &fingerprint),
+                  n_bytes > UINT64_C(1) << 30 ? CG_ERR_CORRUPT : CG_ERR_TRUNCATED);
     }
     // Of more than one piece.
     ProfileSpec spec = spec_2(true);
@@ -366,6 +376,9 @@ TEST(Profile, OpensAFile)
     EXPECT_EQ(cg_profile_open_file(path, &profile), CG_ERR_NOT_FOUND);
     EXPECT_EQ(profile, nullptr);
     EXPECT_NE(cg_profile_open_file("/tmp", &profile), CG_OK);
+    ASSERT_EQ(mkfifo(path, 0600), 0); // without a writer: nobody waits for one
+    EXPECT_EQ(cg_profile_open_file(path, &profile), CG_ERR_IO);
+    unlink(path);
     cg_profile_free(nullptr);
 }
 

@@ -7,6 +7,7 @@
 
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -192,6 +193,19 @@ TEST_F(OpenTest, ADamagedOrForeignProfileIsRefusedByName)
     store.dir.write("m/profiles/" + missing + ".cgp", bytes);
     store.dir.write("m/profiles/default", missing);
     EXPECT_TRUE(has(refused(), missing));
+}
+
+// Without a writer: nobody waits for one.
+TEST_F(OpenTest, AFifoInPlaceOfAFileIsRefused)
+{
+    const std::string missing(32, 'a');
+    store.dir.write("m/profiles/default", missing + "\n");
+    ASSERT_EQ(mkfifo((store.dir.path + "/m/profiles/" + missing + ".cgp").c_str(), 0600), 0);
+    EXPECT_TRUE(has(refused(), missing));
+    const std::string name = store.dir.path + "/m/profiles/default";
+    ASSERT_EQ(unlink(name.c_str()), 0);
+    ASSERT_EQ(mkfifo(name.c_str(), 0600), 0);
+    EXPECT_TRUE(has(refused(), "profiles/default"));
 }
 
 // A dead mount, say, is not taken for one that does not exist.
