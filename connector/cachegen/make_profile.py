@@ -29,7 +29,9 @@ from .sinks import MOST_SINKS, choose_sinks
 from .steps import DEFAULT, find_steps, parse_steps
 from .tables import N_BINS, Histograms, magnitude_bins, shift_of
 
-N_CLASSES = 192  # of a profile's 256 at most
+# Of a profile's 256 at most. A GPU's kernels hold all of them in shared memory, 400 bytes each: so many take at most 64
+# KiB (codec/FORMAT.md, "Matrix of symbols").
+N_CLASSES = 156
 # Channels of a matrix at most. More code better; multiply-adds an element, the profile and what a GPU holds of it grow
 # with them.
 MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}

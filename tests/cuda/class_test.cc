@@ -1,4 +1,5 @@
 /* A class as kernels hold it finds of every slot what the CPU's does. */
+#include "cuda/coding.h"
 #include "cuda/profile_blob.h"
 #include "cuda/streams.cuh"
 #include "device_memory.h"
@@ -71,6 +72,15 @@ TEST(ClassTest, OneOfIdleLanesLeavesEveryState)
         EXPECT_EQ(r.value, 0);
         EXPECT_EQ(cg_lane_advance(x, r.freq, r.cum), x);
     }
+}
+
+/* FORMAT.md, "Matrix of symbols": for the profile tool's 156 classes, and for as many as a profile
+ * may have. */
+TEST(ClassTest, SoManyAsTheProfileToolMakesTakeLessThan64KiB)
+{
+    EXPECT_EQ(sizeof(cg_cuda_class), 400u);
+    EXPECT_EQ(cg_cuda_coding_classes_bytes(156), 64848u);
+    EXPECT_LE(cg_cuda_coding_classes_bytes(256), size_t{CG_CUDA_SHARED_BYTES});
 }
 
 /* What the tests of kernels rely on to see a byte too many on either side. */
