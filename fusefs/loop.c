@@ -139,6 +139,8 @@ static void give_up_late(loop *l)
 {
     const uint64_t at_ns = now_ns();
     uint64_t number;
+    if (!cg_overdue_may_look(&l->overdue, at_ns))
+        return;
     while (cg_overdue_give_up(&l->overdue, at_ns, &number))
         give_up(l, number);
     const uint64_t limit_ns = cg_overdue_limit_ns(&l->overdue);

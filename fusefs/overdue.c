@@ -56,6 +56,14 @@ uint64_t cg_overdue_limit_ns(cg_overdue *overdue)
     return limit;
 }
 
+bool cg_overdue_may_look(cg_overdue *overdue, uint64_t now_ns)
+{
+    const uint64_t gap_ns = now_ns - overdue->looked_ns;
+    const bool is_first = overdue->looked_ns == 0;
+    overdue->looked_ns = now_ns;
+    return is_first || gap_ns < CG_OVERDUE_GAP_SECONDS * UINT64_C(1000000000);
+}
+
 bool cg_overdue_give_up(cg_overdue *overdue, uint64_t now_ns, uint64_t *number_out)
 {
     pthread_mutex_lock(&overdue->lock);

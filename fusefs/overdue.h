@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-enum { CG_OVERDUE_HANGING_PART = 10 };
+enum { CG_OVERDUE_HANGING_PART = 10, CG_OVERDUE_GAP_SECONDS = 5 };
 
 /* A request that is under way; its thread's. */
 typedef struct cg_overdue_request cg_overdue_request;
@@ -48,6 +48,7 @@ typedef struct cg_overdue {
     pthread_mutex_t lock; /* of the rest */
     cg_overdue_request *requests;
     bool hangs;
+    uint64_t looked_ns; /* by one thread; 0: never */
 } cg_overdue;
 
 void cg_overdue_init(cg_overdue *overdue, uint64_t limit_ns, cg_overdue_gives_back *gives_back);
@@ -59,6 +60,9 @@ void cg_overdue_begin(cg_overdue *overdue, cg_overdue_request *request);
 cg_lane_job *cg_overdue_end(cg_overdue *overdue, cg_overdue_request *request);
 /* For how long a request may wait now. UINT64_MAX: without end. */
 uint64_t cg_overdue_limit_ns(cg_overdue *overdue);
+/* Before each look for what has waited too long, which is to come every second. False after a gap:
+ * the process was stopped, and its requests are late for that. They have until the next look. */
+bool cg_overdue_may_look(cg_overdue *overdue, uint64_t now_ns);
 /* Gives up a request that has waited too long, if there is one. The caller answers it: only from
  * now on is kept what the kernel sends after that answer. If its thread was faster, the kernel does
  * not take the answer. */

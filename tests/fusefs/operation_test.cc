@@ -503,6 +503,15 @@ TEST_F(OverdueTest, IsGivenUpOnceAndTheNextOnesSooner)
     EXPECT_FALSE(cg_overdue_give_up(&overdue, 5000, &number));
 }
 
+TEST_F(OverdueTest, AfterAGapOfItsOwnLooksTheNextOneCounts)
+{
+    const uint64_t second = 1'000'000'000;
+    for (const uint64_t at : {7 * second, 8 * second, 12 * second})
+        EXPECT_TRUE(cg_overdue_may_look(&overdue, at));
+    EXPECT_FALSE(cg_overdue_may_look(&overdue, 300 * second)) << "the process was stopped";
+    EXPECT_TRUE(cg_overdue_may_look(&overdue, 301 * second));
+}
+
 TEST_F(OverdueTest, WithoutALimitNothingIsGivenUp)
 {
     cg_overdue_request request = ask(2, 7, 0);
