@@ -20,7 +20,7 @@ enum {
 /* A read of a file that stays open. */
 typedef struct held_file {
     uint64_t id; /* of the read; 0: none */
-    int file;
+    cg_open_file *file;
 } held_file;
 
 typedef struct reader {
@@ -54,9 +54,9 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
 {
     const cachegen *c = r->rt->connector;
     const cg_reader_name name = name_of(r, read);
-    const int file = cg_reader_files_take(r->files, &name);
+    cg_open_file *file = cg_reader_files_take(r->files, &name);
     held_file *held = r->held;
-    if (file < 0)
+    if (file == NULL)
         return cg_store_read_open(c->store, r->io, &name.key, name.level, &name.profile, read->from,
                                   read->bytes, read->id);
     /* There is a place for each read that can be under way. */
@@ -66,8 +66,8 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
     return cg_io_read_file(r->io, file, read->from, read->bytes, read->id);
 }
 
-/* A read has ended: whoever shares its file may close it. is_last: of a near store, nobody reads
- * the file again. */
+/* A read has ended, or was given up: the file need not stay open for it. is_last: of a near store,
+ * nobody reads the file again. */
 static void let_go(reader *r, uint64_t id, bool is_last)
 {
     for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.depth; i++)

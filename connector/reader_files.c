@@ -10,7 +10,7 @@ typedef struct place {
     bool is_taken;
     bool is_forgotten; /* it has no name any more */
     cg_reader_name name;
-    int file;
+    cg_open_file *file;
     uint32_t n_users;
     uint64_t used_ns;
 } place;
@@ -88,16 +88,18 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
         p++;
     /* Two look-ups may have opened the same file: one is enough. Without a reader nobody would
      * close it. */
-    const bool takes = p < end && files->n_readers > 0 && find(files, name) == NULL;
-    if (takes)
-        *p = (place){.is_taken = true, .name = *name, .file = file, .used_ns = now_ns};
+    cg_open_file *kept = NULL;
+    if (p < end && files->n_readers > 0 && find(files, name) == NULL)
+        kept = cg_open_file_new(file);
+    if (kept != NULL)
+        *p = (place){.is_taken = true, .name = *name, .file = kept, .used_ns = now_ns};
     pthread_mutex_unlock(&files->lock);
-    return takes;
+    return kept != NULL;
 }
 
-int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name)
+cg_open_file *cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name)
 {
-    int file = -1;
+    cg_open_file *file = NULL;
     pthread_mutex_lock(&files->lock);
     place *p = find(files, name);
     if (p != NULL) {
@@ -108,11 +110,10 @@ int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name)
     return file;
 }
 
-void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns)
+void cg_reader_files_give(cg_reader_files *files, const cg_open_file *file, uint64_t now_ns)
 {
     pthread_mutex_lock(&files->lock);
     for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
-        /* By its number, which no other file has while this one is open. */
         if (p->is_taken && p->file == file) {
             p->n_users--;
             p->used_ns = now_ns;
@@ -142,7 +143,7 @@ int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns)
             (files->n_readers == 0 || p->is_forgotten || now_ns >= p->used_ns + KEEP_NS)) {
             /* The caller closes it, not under the lock: a FUSE daemon may have to be waited for. */
             p->is_taken = false;
-            file = p->file;
+            file = cg_open_file_drop(p->file);
         }
     pthread_mutex_unlock(&files->lock);
     return file;

@@ -16,6 +16,7 @@
 #ifndef CG_CONNECTOR_READER_FILES_H
 #define CG_CONNECTOR_READER_FILES_H
 #include "codec/codec.h"
+#include "iouring/open_file.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,16 +50,18 @@ size_t cg_reader_files_room(cg_reader_files *files);
 /* Takes over an open file. False: no room, or there is one of that name; it is the caller's. */
 bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file,
                          uint64_t now_ns);
-/* The open file of that name, to read from until cg_reader_files_give(); -1: there is none. */
-int cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
-/* now_ns 0: nobody will need it again. */
-void cg_reader_files_give(cg_reader_files *files, int file, uint64_t now_ns);
+/* The open file of that name, to read from until cg_reader_files_give(); NULL: there is none.
+ */
+cg_open_file *cg_reader_files_take(cg_reader_files *files, const cg_reader_name *name);
+/* now_ns 0: nobody will need it again. A read of it may be under way still, that nobody waits for
+ * any more. */
+void cg_reader_files_give(cg_reader_files *files, const cg_open_file *file, uint64_t now_ns);
 /* The files of the chunks keys[n_keys] are not taken any more, whatever their level; who reads one
  * goes on. files NULL is fine. */
 void cg_reader_files_forget(cg_reader_files *files, uint64_t store, const cg_key *keys,
                             size_t n_keys);
-/* Takes out a file that the caller must close, because it is forgotten, has not been used for long
- * or has no reader; -1: none. */
+/* Takes out files that are forgotten, have not been used for long or have no reader, until there is
+ * one that the caller must close; -1: none. Files that are still read, in vain, close with that. */
 int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns);
 /* When cg_reader_files_drop() will have a file; UINT64_MAX: never. */
 uint64_t cg_reader_files_wake_ns(cg_reader_files *files);

@@ -198,15 +198,17 @@ cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offs
     return submit(io, op);
 }
 
-cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user)
+cg_status cg_io_read_file(cg_io *io, cg_open_file *file, uint64_t offset, uint64_t n_bytes,
+                          uint64_t user)
 {
     cg_io_op *op;
-    const cg_status status = file >= 0 ? new_range(io, -1, OPEN_FILE, offset, n_bytes, user, &op)
-                                       : CG_ERR_INVALID_ARGUMENT;
+    const cg_status status = new_range(io, -1, OPEN_FILE, offset, n_bytes, user, &op);
     if (status != CG_OK)
         return status;
-    op->fd = file;
-    op->is_given = op->keeps_open = true;
+    cg_open_file_hold(file);
+    op->given = file;
+    op->fd = cg_open_file_fd(file);
+    op->keeps_open = true;
     return submit(io, op);
 }
 
@@ -283,7 +285,7 @@ void cg_io_complete(cg_io *io, cg_io_op *op)
         .file = -1,
     };
     /* File and buffer change hands: what stays in the op goes with it. */
-    if (op->status == CG_OK && op->keeps_open && !op->is_given) {
+    if (op->status == CG_OK && op->keeps_open) {
         c->file = op->fd;
         op->fd = -1;
     }

@@ -17,6 +17,7 @@
 #ifndef CG_IOURING_IO_H
 #define CG_IOURING_IO_H
 #include "codec/status.h"
+#include "iouring/open_file.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -100,9 +101,10 @@ cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t off
  * round trip or more. */
 cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                           uint64_t n_bytes, uint64_t user);
-/* The same for a file that cg_io_read_open() has opened. It must stay open until the read has
- * completed. */
-cg_status cg_io_read_file(cg_io *io, int file, uint64_t offset, uint64_t n_bytes, uint64_t user);
+/* The same for a file that cg_io_read_open() has opened. The read is one of its users until it has
+ * ended, also where the caller has given it up: the last user closes it. */
+cg_status cg_io_read_file(cg_io *io, cg_open_file *file, uint64_t offset, uint64_t n_bytes,
+                          uint64_t user);
 /* Closes such a file. On a FUSE file system its daemon is asked, which may take time; so this is an
  * operation, too. It completes with CG_OK. If the call itself fails, the file is still the
  * caller's. */

@@ -59,8 +59,10 @@ void cg_io_op_free(cg_io_op *op)
         return;
     if (op->buffer != NULL)
         cg_io_buffer_release(&op->buffer->buffer);
+    if (op->given != NULL) /* it was never run */
+        op->fd = cg_open_file_drop(op->given);
     /* In all other cases a step closes the file: op->fd is -1 when the op has come to its end. */
-    if (op->fd >= 0 && (op->kind == CG_IO_OP_CLOSE || (op->keeps_open && !op->is_given)))
+    if (op->fd >= 0 && (op->kind == CG_IO_OP_CLOSE || op->keeps_open))
         close(op->fd);
     free(op->path);
     free(op);

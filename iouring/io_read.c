@@ -57,8 +57,12 @@ static void read_open(cg_io_op *op)
 
 static void read_close(cg_io_op *op, int next_state)
 {
+    const bool is_given = op->given != NULL;
     op->state = next_state;
-    if (op->is_given || (op->keeps_open && op->status == CG_OK)) {
+    if (is_given)
+        op->fd = cg_open_file_drop(op->given);
+    op->given = NULL;
+    if (op->fd < 0 || (op->keeps_open && !is_given && op->status == CG_OK)) {
         cg_io_op_finish(op);
         return;
     }
@@ -228,7 +232,7 @@ static void read_data(cg_io_op *op, int result)
 
 void cg_io_read_begin(cg_io_op *op)
 {
-    if (!op->is_given) {
+    if (op->given == NULL) {
         read_open(op);
         return;
     }

@@ -361,8 +361,7 @@ static bool has_descriptors(const cg_io_uring *u)
         const cg_io_op *op = u->flights[i].op;
         if (op == NULL || u->flights[i].mode != CG_IO_MODE_STEPS)
             continue;
-        if (op->step.kind == CG_IO_STEP_OPEN || op->step.kind == CG_IO_STEP_CLOSE ||
-            (op->fd >= 0 && !op->is_given))
+        if (op->step.kind == CG_IO_STEP_OPEN || op->step.kind == CG_IO_STEP_CLOSE || op->fd >= 0)
             return true;
     }
     return false;

@@ -7,10 +7,12 @@
 #include "tests/iouring/odd_fs.h"
 #endif
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -205,6 +207,53 @@ TEST_P(HangTest, ClosingBeforeAnythingWasGivenUpEndsInItsTime)
         cachegen_load_free(load);
         close_engine();
     });
+}
+
+// A far store's files are shared by reads. Who closes one that a read is still held up by lets the
+// read's next step meet another file of that number.
+TEST_P(HangTest, AFileOfAReadThatWasGivenUpStaysOpenUntilItHasEnded)
+{
+    const auto n_files = [&] {
+        const std::string objects = mount.path + "/m/objects/";
+        size_t n = 0;
+        std::error_code gone;
+        for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+            const std::string to = std::filesystem::read_symlink(entry.path(), gone).string();
+            n += to.compare(0, objects.size(), objects) == 0 &&
+                 std::filesystem::is_regular_file(store.dir.path + to.substr(mount.path.size()));
+        }
+        return n;
+    };
+    odd->set_mood(Mood::SLOW); // as connectors find when they ask how far the store is
+    engine = open(", \"read_timeout_ms\": 200, \"ttft_budget_ms\": 60000", 60000);
+    odd->set_mood(Mood::GOOD);
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+    // The first has no reader yet, and nothing stays open.
+    ASSERT_TRUE(comes_true(
+        [&] { return engine->load(tokens).progress.loaded_tokens == 127 && n_files() > 0; }));
+    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+    for (const std::string &path : store.chunks("L0")) { // or nobody asks the store for them
+        const int fd = ::open((mount.path + "/" + path).c_str(), O_RDONLY | O_CLOEXEC);
+        EXPECT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+        ::close(fd);
+    }
+    odd->set_mood(Mood::HANGING);
+    cachegen_load *load;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    ASSERT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+    cachegen_load_free(load);
+    close_engine();
+    EXPECT_GT(odd->n_hanging(), 0);
+    if (std::string(GetParam()) == "threads") { // a kernel may let go of a read that is cancelled
+        EXPECT_GT(n_files(), 0u);
+    }
+    odd->release();
+    EXPECT_TRUE(comes_true([&] { return n_files() == 0; }));
 }
 
 TEST_P(HangTest, OpeningEndsInItsTime)

@@ -809,6 +809,40 @@ TEST_P(OddFsTest, LeavesNothingOpenOfWhatHungWhenItWasFreed)
     }
 }
 
+// Its number would be another file's, which the read could meet with its next step.
+TEST_P(OddFsTest, AFileStaysOpenUntilAReadThatWasGivenUpHasEnded)
+{
+    dir.write("backing/hang_read", draw_bytes(8192, 1));
+    for (const bool queue_goes : {false, true}) {
+        SCOPED_TRACE(queue_goes);
+        const int fd = openat(dir.fd, "odd/hang_read", O_RDONLY | O_CLOEXEC);
+        ASSERT_GE(fd, 0);
+        cg_open_file *file = cg_open_file_new(fd);
+        ASSERT_EQ(cg_io_read_file(io, file, 0, 8192, 1), CG_OK);
+        wait_for_hanging(1);
+        cg_io_abandon(io, 1);
+        EXPECT_EQ(wait_for_one().status, CG_ERR_TIMED_OUT);
+        if (queue_goes)
+            cg_io_free(io, 0);
+        const int left = cg_open_file_drop(file);
+        if (GetParam() == CG_IO_THREADS) { // a kernel may let go of a read that is cancelled
+            EXPECT_EQ(left, -1);
+            EXPECT_GE(fcntl(fd, F_GETFD), 0);
+        }
+        if (left >= 0)
+            close(left);
+        odd->release();
+        if (queue_goes)
+            io = nullptr;
+        else
+            wait_for_none_abandoned();
+        EXPECT_TRUE(comes_true([&] { return fcntl(fd, F_GETFD) < 0; }));
+        odd.reset();
+        odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd");
+        ASSERT_EQ(odd->why(), "");
+    }
+}
+
 #endif
 
 } // namespace
