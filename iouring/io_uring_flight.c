@@ -31,6 +31,17 @@ static void stall(cg_io_uring *u, cg_io_flight *f)
     u->n_stalled++;
 }
 
+/* Whether the file system of an open file or directory lies on a block device, so that using it
+ * asks nobody but the local kernel. The answer does not ask a server itself
+ * (AT_STATX_DONT_SYNC). */
+static bool is_on_device(int fd)
+{
+    struct statx statx_fd;
+    return fd >= 0 &&
+           statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &statx_fd) == 0 &&
+           statx_fd.stx_dev_major != 0;
+}
+
 static void prepare_step(struct io_uring_sqe *sqe, const cg_io_step *s)
 {
     switch (s->kind) {
@@ -55,8 +66,9 @@ static void prepare_step(struct io_uring_sqe *sqe, const cg_io_step *s)
     case CG_IO_STEP_DONE: break;
     }
     /* An open may ask a FUSE daemon, a buffered write may wait for the disk: never in the caller's
-     * thread. Reads the kernel itself hands to a worker where they cannot be asynchronous. */
-    if (s->kind != CG_IO_STEP_READ)
+     * thread. Reads from a disk the kernel itself hands to a worker where they cannot be
+     * asynchronous; but FUSE first asks its daemon for the file's size, in whoever submits. */
+    if (s->kind != CG_IO_STEP_READ || !is_on_device(s->fd))
         sqe->flags |= IOSQE_ASYNC;
 }
 
@@ -83,15 +95,11 @@ void cg_io_flight_push_look(cg_io_uring *u, cg_io_flight *f)
     cg_io_flight_push_step(u, f, &step);
 }
 
-/* Whether an open below dir_fd cannot ask anyone but the local kernel: its file system lies on a
- * block device. The answer does not ask a server itself (AT_STATX_DONT_SYNC). RESOLVE_NO_XDEV then
- * keeps the open on that device. */
+/* Whether an open below dir_fd cannot ask anyone but the local kernel. RESOLVE_NO_XDEV then keeps
+ * the open on that device. */
 static bool is_local(const cg_io_op *op)
 {
-    struct statx statx_dir;
-    return op->dir_fd >= 0 && op->path[0] != '/' &&
-           statx(op->dir_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &statx_dir) == 0 &&
-           statx_dir.stx_dev_major != 0;
+    return op->path[0] != '/' && is_on_device(op->dir_fd);
 }
 
 /* Between open and read. Whether it is taken does not matter, so the link is a hard one. */

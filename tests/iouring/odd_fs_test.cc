@@ -6,6 +6,7 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -841,6 +842,31 @@ TEST_P(OddFsTest, AFileStaysOpenUntilAReadThatWasGivenUpHasEnded)
         odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd");
         ASSERT_EQ(odd->why(), "");
     }
+}
+
+// FUSE asks for the file's size before it reads, whoever reads.
+TEST_P(OddFsTest, WhoReadsAnOpenFileDoesNotWaitForItsServer)
+{
+    dir.write("backing/file", draw_bytes(8192, 1));
+    const int fd = openat(dir.fd, "odd/file", O_RDONLY | O_CLOEXEC);
+    ASSERT_GE(fd, 0);
+    cg_open_file *file = cg_open_file_new(fd);
+    std::atomic<bool> has_returned{false};
+    odd->set_mood(cg_test::Mood::HANGING);
+    std::thread watchdog([&] {
+        EXPECT_TRUE(comes_true([&] { return has_returned.load(); }));
+        if (!has_returned)
+            odd->release();
+    });
+    EXPECT_EQ(cg_io_read_file(io, file, 0, 8192, 1), CG_OK);
+    has_returned = true;
+    watchdog.join();
+    cg_io_abandon(io, 1);
+    EXPECT_EQ(wait_for_one().user, 1u);
+    odd->release();
+    wait_for_none_abandoned();
+    EXPECT_EQ(cg_open_file_drop(file), fd);
+    close(fd);
 }
 
 #endif
