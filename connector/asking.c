@@ -80,6 +80,12 @@ static uint64_t deadline_ns(cg_prefix *const *prefixes, size_t n, uint64_t timeo
     return cg_now_ns() + (most_ns < timeout_ns ? timeout_ns - most_ns : 0);
 }
 
+/* Whether a chunk that is not asked for is worth the risk: what a far store answers slowly. */
+static bool answers_few(const cachegen *c, const cg_asking_width *width)
+{
+    return cg_handle_is_far(c) && (c->is_sshfs || width->was_slow);
+}
+
 /* The coarse look, for prefixes[n] that want it. */
 static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes,
                            size_t n, uint64_t timeout_ns)
@@ -106,9 +112,10 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
     const cg_asked asked = conclude(prefixes, n, io, status, cg_now_ns() - began_ns);
     count_errors(rt, n_errors, status);
     const cg_store_entry none = {0};
+    const bool is_sparse = answers_few(rt->connector, width);
     for (size_t i = 0, at = 0; i < n && status == CG_OK; at += counts[i], i++) {
         cg_prefix *p = prefixes[i];
-        uint32_t end = p->n_full;
+        uint32_t reach = p->reach, end = p->end;
         pthread_mutex_lock(&rt->lock);
         /* From the far end, so that the nearest that is missing is what stays. */
         for (size_t k = at + counts[i]; k-- > at;)
@@ -119,7 +126,9 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
                                         cg_now_ns());
             }
         pthread_mutex_unlock(&rt->lock);
-        const cg_status wanted = cg_prefix_ends(p, end);
+        for (size_t k = at; k < at + counts[i] && indices[k] < end; k++)
+            reach = indices[k] + 1;
+        const cg_status wanted = cg_prefix_reaches(p, reach, end, is_sparse);
         if (wanted != CG_OK)
             count_errors(rt, 0, wanted);
     }
@@ -186,14 +195,14 @@ static size_t n_new(const batch *b, const cg_prefix *p)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < p->n_wanted; i++)
-        n += p->known[i].probed == 0 && *place_of(b, &p->wanted[i]) == 0;
+        n += p->known[i].probed == 0 && cg_prefix_asks(p, i) && *place_of(b, &p->wanted[i]) == 0;
     return n;
 }
 
 static void batch_add(batch *b, cg_prefix *p)
 {
     for (uint32_t i = 0; i < p->n_wanted; i++) {
-        if (p->known[i].probed != 0)
+        if (p->known[i].probed != 0 || !cg_prefix_asks(p, i))
             continue;
         uint32_t *place = place_of(b, &p->wanted[i]);
         if (*place == 0) {

@@ -168,7 +168,9 @@ static cg_status open_store(cachegen *c, const cg_sentence *error)
     if (status != CG_OK)
         return cg_sentence_say(error, status, "\"root\": %s/%s: %s", c->config->root,
                                c->config->model, cg_strerror(status));
-    c->asks_by_threads = c->config->io_backend == CG_IO_AUTO && cg_store_is_mount(c->store);
+    c->asks_by_threads =
+        c->config->io_backend == CG_IO_AUTO && cg_store_is_of_type(c->store, "fuse.cachegenfs");
+    c->is_sshfs = cg_store_is_of_type(c->store, "fuse.sshfs");
     c->latency_ns = cg_store_latency_ns(c->store);
     if (cg_handle_is_far(c)) {
         cg_store_open_folders(c->store, c->latency_ns); /* it may have none yet */

@@ -68,6 +68,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
         load->chunks[i].index = i;
         stream->levels[i] = plan->chunks[i].level;
         stream->sizes[i] = plan->chunks[i].sizes;
+        stream->chunks[i].is_guessed = plan->chunks[i].is_guessed;
     }
     if (cg_stream_is_anytime(stream) && model->profile != NULL && cg_profile_nests(model->profile))
         cg_stream_nest(stream);

@@ -247,6 +247,20 @@ static bool is_not_nested(const cachegen_load *load, const cg_stream_read *read,
     return false;
 }
 
+/* The start of a chunk's file says what was guessed before. False: it is not what was thought to be
+ * there, and the chunk has failed. */
+static bool take_sizes(cg_load_chunk *chunk, const cg_stream_read *read,
+                       const cg_chunk_header *header)
+{
+    cachegen_load *load = chunk->load;
+    const uint8_t levels = levels_of_file(chunk, read->file_level);
+    if (header != NULL && cg_stream_sized(&load->op.runtime->stream_plan, &load->stream,
+                                          chunk->index, header->level_bytes))
+        return true;
+    fail(chunk, levels, header != NULL ? CG_ERR_NOT_FOUND : CG_ERR_CORRUPT);
+    return false;
+}
+
 /* A read of a chunk failed: of all that it needs, or only of a refinement. */
 static void read_failed(cg_load_chunk *chunk, const cg_stream_read *read, cg_status status,
                         cg_stream_verdict verdict)
@@ -294,7 +308,10 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
         cg_uses_add(rt, &load->plan->keys[read.chunk_index + 1], (cg_level)read.file_level);
         piece->next = chunk->pieces;
         chunk->pieces = piece;
-        if (is_not_nested(load, &read, header)) {
+        if (load->stream.chunks[read.chunk_index].is_guessed) {
+            if (!take_sizes(chunk, &read, header))
+                cg_load_settle(load);
+        } else if (is_not_nested(load, &read, header)) {
             cg_stream_not_nested(&rt->stream_plan, &load->stream, read.chunk_index);
             cg_load_drop_pieces(chunk);
         }

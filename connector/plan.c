@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    VERSION = 2,
+    VERSION = 3,
     FIXED_BYTES = 136,
     CHUNK_BYTES = 8 + 8 * CG_N_LEVELS,
     CHECK_BYTES = CG_KEY_BYTES
@@ -56,8 +56,8 @@ void cg_plan_write(const cg_plan *plan, uint8_t *bytes)
     at = put_bytes(at, plan->clock_id.bytes);
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         at = put(at, 4, plan->chunks[i].sizes.n_tokens);
-        /* The level and three zeros, as one number. */
-        at = put(at, 4, plan->chunks[i].level);
+        /* The level, the guess and two zeros, as one number. */
+        at = put(at, 4, plan->chunks[i].level | (uint64_t)plan->chunks[i].is_guessed << 8);
         for (int level = 0; level < CG_N_LEVELS; level++)
             at = put(at, 8, plan->chunks[i].sizes.bytes[level]);
     }
@@ -111,10 +111,10 @@ static cg_status read_chunks(cg_cursor *in, cg_plan *plan)
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         cg_plan_chunk *chunk = &plan->chunks[i];
         uint32_t level;
-        /* The level and three zeros as one number, which is too large for a level where they are
-         * not zero. */
         if (!cg_cursor_u32(in, &chunk->sizes.n_tokens) || !cg_cursor_u32(in, &level))
             return CG_ERR_TRUNCATED;
+        chunk->is_guessed = (level >> 8 & 1) != 0;
+        level &= ~(1u << 8); /* too large for a level where anything else is not zero */
         for (int l = 0; l < CG_N_LEVELS; l++) {
             if (!cg_cursor_u64(in, &chunk->sizes.bytes[l]))
                 return CG_ERR_TRUNCATED;

@@ -1,20 +1,20 @@
 /* connector/plan.h - a look-up's result as bytes: what a load needs, in any process.
  *
- *   "CGPLAN\r\n" | u32 version = 2 | u32 bytes of all | model fingerprint 16 |
+ *   "CGPLAN\r\n" | u32 version = 3 | u32 bytes of all | model fingerprint 16 |
  *   profile fingerprint 16 | u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy |
  *   u32 chunk tokens | u32 first position | u32 n_tokens | u32 hit tokens | u32 n_chunks |
  *   u64 started (CLOCK_BOOTTIME, ns) | u64 budget of the load, ns | parent key 16 | extra key 16 |
  *   the clock's identity 16 (connector/clock.h)
- *   n_chunks times: u32 tokens | u8 level | 3 zeros |
+ *   n_chunks times: u32 tokens | u8 level | u8 1: sizes are guessed | 2 zeros |
  *                   4 times u64 bytes at that level, 0 = not there or not accepted
  *   n_tokens times: u32 token id
  *   xxh3-128 of all before, 16
  *
  * Numbers are little-endian. Chunk keys are not in a plan: they follow from parent, extra and token
  * ids. So a plan cannot ask for a chunk under other tokens than it names. Any bytes are safe to
- * parse. Version 1 had `started` by CLOCK_REALTIME, which somebody may set, and is refused. (A plan
- * lives as long as its request; one of version 1 could only reach a worker that was replaced
- * meanwhile.)
+ * parse. Version 1 had `started` by CLOCK_REALTIME, which somebody may set, version 2 no guesses.
+ * Both are refused. (A plan lives as long as its request; an older one could only reach a worker
+ * that was replaced meanwhile.)
  * Threads: pure functions; a plan is read-only once made.
  */
 #ifndef CG_CONNECTOR_PLAN_H
@@ -29,6 +29,7 @@ extern "C" {
 typedef struct cg_plan_chunk {
     uint32_t first_token; /* of the prompt */
     uint8_t level;        /* as the controller chose */
+    bool is_guessed;      /* sizes are those of another chunk: nobody has asked for this one */
     cg_controller_chunk sizes;
 } cg_plan_chunk;
 

@@ -9,6 +9,10 @@
 
 /* As few chunks are asked for at once; before more, a coarse look says how many are worth it. */
 enum { ALL_AT_ONCE = 32 };
+/* Of a sparse search: as many questions at a time as sshfs answers; how many chunks are asked for,
+ * of a prefix of at least so many; and how large a guessed chunk is at least, so that its first
+ * half has the header. */
+enum { PROBES_AT_ONCE = 10, SAMPLES = 9, LEAST_SPARSE = 64, LEAST_GUESSED_BYTES = 8192 };
 
 cg_status cg_prefix_init(cg_prefix *p, cg_runtime *runtime, const cachegen_request *r,
                          uint32_t from_token)
@@ -18,7 +22,10 @@ cg_status cg_prefix_init(cg_prefix *p, cg_runtime *runtime, const cachegen_reque
     *p = (cg_prefix){.runtime = runtime,
                      .n_tokens = r->n_tokens,
                      .n_full = r->n_tokens / config->chunk_tokens,
-                     .first_chunk = from_token / config->chunk_tokens};
+                     .first_chunk = from_token / config->chunk_tokens,
+                     .stride = 1};
+    p->reach = p->first_chunk;
+    p->end = p->n_full;
     p->tokens = malloc(r->n_tokens * sizeof *p->tokens);
     p->keys = malloc((p->n_full + (size_t)1) * sizeof *p->keys);
     p->chunks = calloc(p->n_full - p->first_chunk + (size_t)1, sizeof *p->chunks);
@@ -59,8 +66,24 @@ static bool usable(const cg_prefix *p, const cg_chunk_memory_entry *known,
     return any;
 }
 
-/* Looks up in the runtime's memory what of the wanted chunks is not known yet. False: some are not
- * remembered. */
+/* Whether a load has found a chunk to be something else than a look-up would guess. */
+static bool is_odd(const cg_chunk_memory_entry *known)
+{
+    uint8_t any = known->bad;
+    for (unsigned level = 0; level < CG_N_LEVELS; level++)
+        any |= known->prefix_level[level];
+    return any != 0;
+}
+
+bool cg_prefix_asks(const cg_prefix *p, uint32_t index)
+{
+    /* Also the last one, and the tails behind it. */
+    return p->stage != CG_PREFIX_CHUNKS || index % p->stride == 0 ||
+           p->first_chunk + index + 1 >= p->end || is_odd(&p->known[index]);
+}
+
+/* Looks up in the runtime's memory what of the wanted chunks is not known yet. False: some that
+ * must be asked for are not remembered. */
 static bool recall_wanted(cg_prefix *p)
 {
     cg_runtime *rt = p->runtime;
@@ -73,18 +96,19 @@ static bool recall_wanted(cg_prefix *p)
             continue;
         if (!cg_chunk_memory_find(rt->chunk_memory, &p->wanted[i], p->accepted, now_ns, known)) {
             known->probed = 0; /* stale */
-            all = false;
+            all = all && !cg_prefix_asks(p, i);
         }
     }
     pthread_mutex_unlock(&rt->lock);
     return all;
 }
 
-static void append(cg_prefix *p, uint32_t first_token, uint32_t n_tokens,
+static void append(cg_prefix *p, uint32_t first_token, uint32_t n_tokens, bool is_guessed,
                    const cg_controller_chunk *sizes)
 {
     cg_plan_chunk *chunk = &p->chunks[p->n_chunks++];
     chunk->first_token = first_token;
+    chunk->is_guessed = is_guessed;
     chunk->sizes = *sizes;
     chunk->sizes.n_tokens = n_tokens;
 }
@@ -111,7 +135,8 @@ static void take_tail(cg_prefix *p, uint32_t index, const cg_chunk_memory_entry 
     cg_controller_chunk sizes;
     for (uint32_t i = 0; i < n_tails; i++)
         if (known[i].probed != 0 && usable(p, &known[i], &sizes)) {
-            append(p, index * config->chunk_tokens, (n_tails - i) * config->tail_multiple, &sizes);
+            append(p, index * config->chunk_tokens, (n_tails - i) * config->tail_multiple, false,
+                   &sizes);
             return;
         }
 }
@@ -134,10 +159,10 @@ static bool is_known(cg_prefix *p, const cg_key *key, bool *usable_out)
  * first chunk that is not known, or is of no use. */
 static uint32_t known_until(cg_prefix *p, bool *is_end_out)
 {
-    uint32_t at = p->first_chunk;
+    uint32_t at = p->reach;
     bool is_usable = true;
     *is_end_out = false;
-    while (at < p->n_full && is_known(p, &p->keys[at], &is_usable)) {
+    while (at < p->end && is_known(p, &p->keys[at], &is_usable)) {
         if (!is_usable) {
             *is_end_out = true;
             break;
@@ -153,11 +178,17 @@ uint32_t cg_prefix_probes(cg_prefix *p, uint32_t *indices_out)
      * question for each power of two, all at once, in place of one for each chunk of a long prompt
      * of which little is stored. */
     uint32_t n = 0;
-    for (uint64_t distance = 0; p->end + distance < p->n_full; distance = 2 * distance + 1)
-        indices_out[n++] = p->end + (uint32_t)distance;
+    if (p->is_sparse) { /* between two that were asked for */
+        const uint32_t gap = p->end - p->reach, most = gap < PROBES_AT_ONCE ? gap : PROBES_AT_ONCE;
+        for (; n < most; n++)
+            indices_out[n] = p->reach + (uint32_t)((uint64_t)gap * n / most);
+        return n;
+    }
+    for (uint64_t distance = 0; p->reach + distance < p->end; distance = 2 * distance + 1)
+        indices_out[n++] = p->reach + (uint32_t)distance;
     /* Also the last one, which doubling may pass over. */
-    if (indices_out[n - 1] != p->n_full - 1)
-        indices_out[n++] = p->n_full - 1;
+    if (indices_out[n - 1] != p->end - 1)
+        indices_out[n++] = p->end - 1;
     return n;
 }
 
@@ -170,7 +201,8 @@ static void want(cg_prefix *p, cg_prefix_stage stage, uint32_t n)
         p->known[i].probed = 0;
 }
 
-cg_status cg_prefix_ends(cg_prefix *p, uint32_t end)
+/* It is known where the chunks end that are worth asking for. */
+static cg_status begin_chunks(cg_prefix *p, uint32_t end)
 {
     const cg_config *config = p->runtime->connector->config;
     const uint32_t most_tails = config->chunk_tokens / config->tail_multiple;
@@ -186,7 +218,72 @@ cg_status cg_prefix_ends(cg_prefix *p, uint32_t end)
     memcpy(p->wanted, p->keys + p->first_chunk, n_full * sizeof *p->wanted);
     tail_keys(p, end, p->wanted + n_full);
     want(p, CG_PREFIX_CHUNKS, n_full + n_tails);
+    p->stride = p->is_sparse && n_full >= LEAST_SPARSE ? (n_full + SAMPLES - 1) / SAMPLES : 1;
     return CG_OK;
+}
+
+cg_status cg_prefix_reaches(cg_prefix *p, uint32_t reach, uint32_t end, bool is_sparse)
+{
+    p->is_sparse = is_sparse;
+    p->reach = reach;
+    p->end = end;
+    /* What else is asked for says where all others end. */
+    return is_sparse && reach < end ? CG_OK : begin_chunks(p, end);
+}
+
+/* Which levels a chunk has, and that it can be guessed from: 0: it cannot. */
+static uint8_t levels_to_guess(const cg_controller_chunk *sizes)
+{
+    uint8_t levels = 0;
+    for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
+        if (sizes->bytes[level] >= LEAST_GUESSED_BYTES)
+            levels |= (uint8_t)(1u << level);
+        else if (sizes->bytes[level] > 0)
+            return 0;
+    return sizes->bytes[CG_L0] > 0 ? 0 : levels;
+}
+
+/* Whether others can be guessed from what is known of a wanted chunk. */
+static bool is_sample(const cg_prefix *p, uint32_t index)
+{
+    return p->known[index].probed != 0 && !is_odd(&p->known[index]);
+}
+
+/* Whether the chunks that are known are alike, so that the others can be guessed. */
+static bool can_guess(const cg_prefix *p)
+{
+    cg_controller_chunk sizes;
+    uint8_t levels = 0;
+    if (!is_sample(p, 0))
+        return false;
+    for (uint32_t i = 0; p->first_chunk + i < p->end; i++) {
+        if (!is_sample(p, i))
+            continue;
+        if (!usable(p, &p->known[i], &sizes))
+            break; /* nothing behind it counts */
+        const uint8_t here = levels_to_guess(&sizes);
+        if (here == 0 || (levels != 0 && levels != here))
+            return false;
+        levels = here;
+    }
+    return true;
+}
+
+/* What is known of a wanted chunk, or is taken to be so; false: it is of no use. sample: of the
+ * last one before it. */
+static bool take_chunk(const cg_prefix *p, uint32_t index, cg_controller_chunk *sample,
+                       cg_controller_chunk *sizes_out)
+{
+    const bool is_known = p->known[index].probed != 0;
+    if (is_known && !usable(p, &p->known[index], sizes_out))
+        return false;
+    if (!is_known && (p->is_given_up || cg_prefix_asks(p, index)))
+        return false;
+    if (!is_known)
+        *sizes_out = *sample;
+    else if (is_sample(p, index))
+        *sample = *sizes_out;
+    return true;
 }
 
 /* What is known of all chunks that were wanted, or as much as there was an answer for. */
@@ -194,10 +291,11 @@ static void take_chunks(cg_prefix *p)
 {
     const uint32_t chunk_tokens = p->runtime->connector->config->chunk_tokens,
                    n_full = p->end - p->first_chunk;
-    cg_controller_chunk sizes;
+    cg_controller_chunk sample = {0}, sizes;
     uint32_t i = 0;
-    for (; i < n_full && p->known[i].probed != 0 && usable(p, &p->known[i], &sizes); i++)
-        append(p, (p->first_chunk + i) * chunk_tokens, chunk_tokens, &sizes);
+    for (; i < n_full && take_chunk(p, i, &sample, &sizes); i++)
+        append(p, (p->first_chunk + i) * chunk_tokens, chunk_tokens, p->known[i].probed == 0,
+               &sizes);
     p->stage = CG_PREFIX_DONE;
     if (i == n_full) {
         take_tail(p, p->end, p->known + n_full, p->n_wanted - n_full);
@@ -213,15 +311,20 @@ cg_status cg_prefix_recall(cg_prefix *p)
     cg_status status;
     if (p->stage == CG_PREFIX_END && !p->is_given_up) {
         bool is_end;
-        p->end = known_until(p, &is_end);
-        if (!is_end && p->n_full - p->end > ALL_AT_ONCE)
+        p->reach = known_until(p, &is_end);
+        if (!is_end && p->end - p->reach > (p->is_sparse ? 0 : ALL_AT_ONCE))
             return CG_ERR_AGAIN;
-        if ((status = cg_prefix_ends(p, is_end ? p->end : p->n_full)) != CG_OK)
+        if ((status = begin_chunks(p, is_end ? p->reach : p->end)) != CG_OK)
             return status;
     }
     if (p->stage == CG_PREFIX_CHUNKS) {
         if (!recall_wanted(p) && !p->is_given_up)
             return CG_ERR_AGAIN;
+        if (p->stride > 1 && !can_guess(p)) {
+            p->stride = 1;
+            if (!recall_wanted(p) && !p->is_given_up)
+                return CG_ERR_AGAIN;
+        }
         take_chunks(p);
     }
     if (p->stage == CG_PREFIX_TAILS) {

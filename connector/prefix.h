@@ -8,6 +8,12 @@
  * prompts only, is a coarse look at how far the prefix can reach. The second wants all chunks, the
  * third tails at a hole. What the runtime remembers of chunks answers at once; what it does not is
  * the store's to answer (connector/asking.h).
+ *
+ * A far store that answers few questions at a time is asked for a few chunks of a long prefix only.
+ * A store mostly has what lies between two chunks of a chain that it has. The others are taken to
+ * have the levels and sizes of the one before them that was asked for, and are marked as guessed.
+ * The load finds out, from the start of each file. Chunks with L0 are all asked for: its name is
+ * another one, so that the load would not find out.
  * Threads: a cg_prefix is used by one thread at a time. Functions take the runtime's lock
  * themselves, for moments.
  */
@@ -36,7 +42,10 @@ typedef struct cg_prefix {
     cg_key *keys;                 /* [n_full] */
 
     cg_prefix_stage stage;
-    uint32_t end;                 /* chunks from here on are of no use, if stage is not the first */
+    bool is_sparse;               /* few chunks are asked for */
+    uint32_t reach;               /* in the first stage: chunks before it seem to be there */
+    uint32_t end;                 /* chunks from here on are of no use */
+    uint32_t stride;              /* of those that are asked for; 1: all are */
     cg_key *wanted;               /* [n_wanted] */
     cg_chunk_memory_entry *known; /* [n_wanted]: of wanted; probed 0: not known yet */
     uint32_t n_wanted;
@@ -65,6 +74,9 @@ void cg_prefix_give_up(cg_prefix *prefix);
 /* In the first stage, after CG_ERR_AGAIN: which chunks show how far the prefix can reach.
  * indices_out[CG_PREFIX_MAX_PROBES]; returns how many, in rising order. */
 uint32_t cg_prefix_probes(cg_prefix *prefix, uint32_t *indices_out);
-/* The answer: chunks from end on are of no use. CG_ERR_NO_MEMORY: the search is done. */
-cg_status cg_prefix_ends(cg_prefix *prefix, uint32_t end);
+/* The answer: chunks from end on are of no use; those before reach seem to be there. is_sparse: the
+ * store answers few questions at a time. CG_ERR_NO_MEMORY: the search is done. */
+cg_status cg_prefix_reaches(cg_prefix *prefix, uint32_t reach, uint32_t end, bool is_sparse);
+/* Whether wanted[index] is asked for; else it is guessed. */
+bool cg_prefix_asks(const cg_prefix *prefix, uint32_t index);
 #endif

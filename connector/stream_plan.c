@@ -585,14 +585,22 @@ static uint8_t file_of(const cg_stream *stream, uint32_t index, uint8_t level)
     return finest;
 }
 
+/* What a chunk whose sizes are guessed has in any case. */
+static uint64_t sure_bytes(const cg_stream *stream, uint32_t index)
+{
+    const uint64_t half = stream->sizes[index].bytes[cg_stream_floor(stream, index)] / 2;
+    return half < PAGE_BYTES ? PAGE_BYTES : half / PAGE_BYTES * PAGE_BYTES;
+}
+
 /* Whether a range of a chunk's file waits until another one of it has ended: the first, which opens
- * the file, or while the link is unknown each. Opening it again would cost what is under way. Over
- * a fast link that is over soon, and of a far store the look-up has opened the file. */
+ * the file and says how long it is, or while the link is unknown each. Opening it again would cost
+ * what is under way. Over a fast link that is over soon, and of a far store the look-up has opened
+ * the file. */
 static bool waits_for_file(const cg_stream_chunk *chunk, const cg_speeds *speeds, double link_bps)
 {
     const bool is_slow = link_bps / 8 * RANGE_MS / 1000 < RANGE;
-    return chunk->n_reads > 0 &&
-           (!(link_bps > 0) || (is_slow && !is_far(speeds) && chunk->arrived_bytes == 0));
+    return chunk->n_reads > 0 && (chunk->is_guessed || !(link_bps > 0) ||
+                                  (is_slow && !is_far(speeds) && chunk->arrived_bytes == 0));
 }
 
 /* The chunk that the plan reads next, and how far; NULL: there is nothing to read now. */
@@ -633,9 +641,10 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     const uint64_t file_bytes = file_level == CG_L0 || !cg_stream_is_anytime(stream)
                                     ? to
                                     : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
-    const uint64_t end_bytes =
-        range_end(stream, ref->chunk_index, to, file_bytes,
-                  range_bytes(plan, stream, ref->chunk_index, speeds, link_bps));
+    uint64_t end_bytes = range_end(stream, ref->chunk_index, to, file_bytes,
+                                   range_bytes(plan, stream, ref->chunk_index, speeds, link_bps));
+    if (stream->chunks[ref->chunk_index].is_guessed)
+        end_bytes = smaller(end_bytes, sure_bytes(stream, ref->chunk_index));
     if (!has_room(plan, stream, ref->chunk_index, speeds, link_bps,
                   end_bytes - stream->chunks[ref->chunk_index].asked_bytes))
         return NULL;
@@ -723,6 +732,22 @@ void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chun
     stream->dropped_bytes += stream->chunks[chunk_index].held_bytes;
     stream->chunks[chunk_index] = (cg_stream_chunk){0};
     plan->is_stale = true;
+}
+
+bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
+                     const uint64_t level_bytes[CG_N_LEVELS])
+{
+    cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    cg_controller_chunk *sizes = &stream->sizes[chunk_index];
+    for (uint8_t level = CG_L1; level < CG_N_LEVELS; level++)
+        if (sizes->bytes[level] > 0 && (chunk->is_nested || level == chunk->file_level))
+            sizes->bytes[level] = level_bytes[level];
+    chunk->is_guessed = false;
+    plan->is_stale = true;
+    if (sizes->bytes[chunk->file_level] == 0)
+        return false;
+    stream->levels[chunk_index] = cg_controller_nearest(sizes, stream->levels[chunk_index]);
+    return true;
 }
 
 /* ---- decoding ---- */

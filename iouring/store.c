@@ -147,9 +147,9 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
                            : status;
 }
 
-bool cg_store_is_mount(const cg_store *store)
+bool cg_store_is_of_type(const cg_store *store, const char *type)
 {
-    static const char TYPE[] = " - fuse.cachegenfs ";
+    char field[64];
     struct stat root;
     char *line = NULL;
     size_t line_bytes = 0;
@@ -157,11 +157,12 @@ bool cg_store_is_mount(const cg_store *store)
     FILE *mounts = fstat(store->root_fd, &root) == 0 ? fopen("/proc/self/mountinfo", "re") : NULL;
     if (mounts == NULL)
         return false;
+    snprintf(field, sizeof field, " - %s ", type);
     /* Spaces in names are \040 there, so that no name can look like the type. */
     while (!is && getline(&line, &line_bytes, mounts) > 0) {
         unsigned major_id, minor_id;
         is = sscanf(line, "%*s %*s %u:%u ", &major_id, &minor_id) == 2 &&
-             makedev(major_id, minor_id) == root.st_dev && strstr(line, TYPE) != NULL;
+             makedev(major_id, minor_id) == root.st_dev && strstr(line, field) != NULL;
     }
     free(line);
     fclose(mounts);

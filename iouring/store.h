@@ -100,9 +100,9 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
  * answers. */
 uint64_t cg_store_latency_ns(const cg_store *store);
 
-/* Whether the store is reached by a mount of cachegenfs on this host, as /proc/self/mountinfo says.
- * False where that cannot be read. */
-bool cg_store_is_mount(const cg_store *store);
+/* Whether the store's file system on this host is of a type, "fuse.sshfs", as /proc/self/mountinfo
+ * says. False where that cannot be read. */
+bool cg_store_is_of_type(const cg_store *store, const char *type);
 
 /* Whether a reader of objects should tell that it used them (cg_store_touch()): not where a mount
  * of cachegenfs, on this host or further away, sees each file that is opened. */

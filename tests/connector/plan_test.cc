@@ -22,6 +22,7 @@ class PlanTest : public testing::Test
         for (uint32_t i = 0; i < 3; i++) {
             chunks[i].sizes = {i < 2 ? 16u : 8u, {0, 400, 200, 100}};
             chunks[i].level = 1 + i % 3;
+            chunks[i].is_guessed = i == 1;
         }
         plan.model.bytes[0] = 1;
         plan.profile.bytes[0] = 2;
@@ -92,6 +93,7 @@ TEST_F(PlanTest, ComesBackAsItWasWritten)
     for (uint32_t i = 0; i < 3; i++) {
         EXPECT_EQ(back->chunks[i].first_token, 32 + 16 * i);
         EXPECT_EQ(back->chunks[i].level, chunks[i].level);
+        EXPECT_EQ(back->chunks[i].is_guessed, chunks[i].is_guessed);
         EXPECT_EQ(back->chunks[i].sizes.n_tokens, chunks[i].sizes.n_tokens);
         for (int level = 0; level < CG_N_LEVELS; level++)
             EXPECT_EQ(back->chunks[i].sizes.bytes[level], chunks[i].sizes.bytes[level]);
@@ -142,7 +144,7 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
     } cases[] = {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"an older version", 8, 4, 1, CG_ERR_UNSUPPORTED_VERSION},
-        {"a newer version", 8, 4, 3, CG_ERR_UNSUPPORTED_VERSION},
+        {"a newer version", 8, 4, 4, CG_ERR_UNSUPPORTED_VERSION},
         {"dtype", 48, 1, 0, CG_ERR_CORRUPT},
         {"worst level", 49, 1, 4, CG_ERR_CORRUPT},
         {"fixed level", 50, 1, 5, CG_ERR_CORRUPT},
@@ -159,6 +161,7 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
         {"long chunk", chunk_at, 4, 17, CG_ERR_CORRUPT},
         {"level", chunk_at + 4, 4, 4, CG_ERR_CORRUPT},
         {"level that is not there", chunk_at + 4, 4, 0, CG_ERR_CORRUPT},
+        {"no zero behind the level", chunk_at + 5, 1, 2, CG_ERR_CORRUPT},
         {"huge level", chunk_at + 16, 8, UINT64_C(1) << 41, CG_ERR_CORRUPT},
     };
     for (const auto &c : cases) {

@@ -173,6 +173,35 @@ TEST_F(StreamPlanTest, APlanThatStandsAndHasNothingMoreToReadIsMadeAnew)
     EXPECT_EQ(read->chunk_index, 0u);
 }
 
+TEST_F(StreamPlanTest, OfAGuessedChunkHalfOfWhatItMustHaveIsReadFirstAndAlone)
+{
+    link(1e9);
+    for (const bool is_there : {true, false}) {
+        Stream stream(1);
+        stream.s.chunks[0].is_guessed = true;
+        add(&stream);
+        const cg_stream_read *read = next();
+        ASSERT_NE(read, nullptr);
+        EXPECT_EQ(read->file_level, CG_L1);
+        EXPECT_EQ(read->from, 0u);
+        EXPECT_EQ(read->bytes, 12 * 4 * KIB); // of 100 kB
+        EXPECT_EQ(next(), nullptr);
+        EXPECT_EQ(ended(read->id, true, MS), CG_STREAM_KEEP);
+        const uint64_t bytes[CG_N_LEVELS] = {0, is_there ? 500 * KB : 0, 0, 90 * KB};
+        EXPECT_EQ(cg_stream_sized(&plan, &stream.s, 0, bytes), is_there);
+        EXPECT_FALSE(stream.s.chunks[0].is_guessed);
+        EXPECT_EQ(decode(MS), -1);
+        uint64_t end = 0;
+        while (is_there && (read = next(MS)) != nullptr) {
+            end = std::max(end, read->from + read->bytes);
+            ended(read->id, true, MS);
+        }
+        EXPECT_EQ(end, bytes[CG_L1]);
+        EXPECT_EQ(decode(MS), is_there ? 0 : -1);
+        cg_stream_plan_remove(&plan, &stream.s);
+    }
+}
+
 TEST_F(StreamPlanTest, ReadsCoarseFirstThenRefinesTheEndOfTheContext)
 {
     const struct {
