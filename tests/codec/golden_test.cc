@@ -90,6 +90,18 @@ TEST_P(GoldenTest, ChunksDecodeToTheSameElements)
     }
 }
 
+// Of a real model: elements of its bases differ in size as no synthetic ones do. What is wanted is
+// what the second reader makes of it, in exact arithmetic.
+TEST_P(GoldenTest, ARealProfileOfVersion1StaysWithinTheTolerance)
+{
+    const Profile profile = open_profile(read_file("v1-real/profile.cgp"));
+    const Bytes want = read_file("v1-real/bf16-L1.raw");
+    Bytes got;
+    ASSERT_EQ(decode(profile.get(), read_file("v1-real/bf16-L1.kv"), &got), CG_OK);
+    expect_within_tolerance(to_floats(got, CG_DTYPE_BF16), to_floats(want, CG_DTYPE_BF16),
+                            cg_profile_geometry(profile.get())->head_dim);
+}
+
 // Symbols of all sizes: integer kernels take what is small at once.
 TEST_P(GoldenTest, LargeSymbolsDecodeAsTheBaselineDecodesThem)
 {
