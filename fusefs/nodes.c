@@ -45,7 +45,7 @@ static void grow(cg_nodes *nodes)
     }
     for (size_t i = 0; i < nodes->n_buckets; i++) {
         for (cg_fs_node *node = nodes->node_buckets[i], *next; node != NULL; node = next) {
-            cg_fs_node **bucket = cg_node_bucket(&larger, node->dev, node->ino);
+            cg_fs_node **bucket = cg_node_home(&larger, node);
             next = node->hash_next;
             node->hash_next = *bucket;
             *bucket = node;
@@ -91,14 +91,26 @@ void cg_nodes_remove_name(cg_nodes *nodes, cg_node_name *name)
     remove_node_if_unused(nodes, parent); /* and so on upwards: the depth is that of a path */
 }
 
+static void take_out(cg_nodes *nodes, cg_fs_node *node)
+{
+    cg_fs_node **link = cg_node_home(nodes, node);
+    while (*link != node)
+        link = &(*link)->hash_next;
+    *link = node->hash_next;
+}
+
+static void put_in(cg_nodes *nodes, cg_fs_node *node)
+{
+    cg_fs_node **bucket = cg_node_home(nodes, node);
+    node->hash_next = *bucket;
+    *bucket = node;
+}
+
 static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node)
 {
     if (node->n_lookups > 0 || node->n_pins > 0)
         return;
-    cg_fs_node **link = cg_node_bucket(nodes, node->dev, node->ino);
-    while (*link != node)
-        link = &(*link)->hash_next;
-    *link = node->hash_next;
+    take_out(nodes, node);
     nodes->n_nodes--;
     node->n_pins = 1; /* its own names are going: no second visit */
     while (node->names != NULL)
@@ -184,12 +196,25 @@ static cg_fs_node *insert_node(cg_nodes *nodes, const struct stat *attr, uint64_
 {
     grow(nodes);
     cg_fs_node *node = new_node(nodes, attr, identity, view);
-    if (node == NULL)
-        return NULL;
-    cg_fs_node **bucket = cg_node_bucket(nodes, node->dev, node->ino);
-    node->hash_next = *bucket;
-    *bucket = node;
+    if (node != NULL)
+        put_in(nodes, node);
     return node;
+}
+
+/* A file of this number and identity is there: those that had the number before are gone. What is
+ * open here keeps its number, so that such a node is none of them. */
+static void bury_others(cg_nodes *nodes, const struct stat *attr, uint64_t identity)
+{
+    for (cg_fs_node *node = *cg_node_bucket(nodes, attr->st_dev, attr->st_ino), *next; node != NULL;
+         node = next) {
+        next = node->hash_next;
+        if (!cg_node_is_of(node, attr->st_dev, attr->st_ino) || node->identity == identity ||
+            node->identity == 0 || identity == 0 || node->files != NULL || node->pending != NULL)
+            continue;
+        take_out(nodes, node);
+        node->is_dead = true;
+        put_in(nodes, node);
+    }
 }
 
 int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
@@ -264,12 +289,14 @@ cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name
     /* An inode number that came back with another identity or type, or after its folder was
      * removed, is another file; a stale node of that number stays until the kernel forgets it, and
      * is found stale by its names. */
-    while (node != NULL && (node->dev != attr->st_dev || node->ino != attr->st_ino ||
+    while (node != NULL && (!cg_node_is_of(node, attr->st_dev, attr->st_ino) ||
                             node->type != (attr->st_mode & S_IFMT) || node->is_removed ||
                             node->identity != identity || !cg_view_equal(&node->view, view)))
         node = node->hash_next;
-    if (node == NULL)
+    if (node == NULL) {
+        bury_others(nodes, attr, identity);
         node = insert_node(nodes, attr, identity, view);
+    }
     if (node != NULL) {
         node->n_lookups++;
         if (name != NULL)
@@ -395,7 +422,7 @@ size_t cg_nodes_of_file(cg_nodes *nodes, dev_t dev, ino_t ino,
     pthread_mutex_lock(&nodes->lock);
     for (cg_fs_node *node = *cg_node_bucket(nodes, dev, ino);
          node != NULL && n < CG_NODES_MAX_OF_FILE; node = node->hash_next)
-        if (node->dev == dev && node->ino == ino)
+        if (cg_node_is_of(node, dev, ino))
             refs_out[n++] = ref_to(node);
     pthread_mutex_unlock(&nodes->lock);
     return n;
@@ -424,7 +451,7 @@ void cg_nodes_void_notes(cg_nodes *nodes, dev_t dev, ino_t ino)
 {
     pthread_mutex_lock(&nodes->lock);
     for (cg_fs_node *node = *cg_node_bucket(nodes, dev, ino); node != NULL; node = node->hash_next)
-        if (node->dev == dev && node->ino == ino)
+        if (cg_node_is_of(node, dev, ino))
             void_note(&nodes->read_notes[node->generation % CG_N_READ_NOTES]);
     pthread_mutex_unlock(&nodes->lock);
 }
@@ -443,7 +470,7 @@ bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text
     pthread_mutex_lock(&nodes->lock);
     for (cg_fs_node *node = *cg_node_bucket(nodes, dev, folder); node != NULL && name == NULL;
          node = node->hash_next)
-        if (node->dev == dev && node->ino == folder && S_ISDIR(node->type))
+        if (cg_node_is_of(node, dev, folder) && S_ISDIR(node->type))
             name = find_name(nodes, node, text);
     if (name != NULL)
         *ino_out = name->node->ino;
@@ -480,7 +507,7 @@ bool cg_nodes_is_missing(cg_nodes *nodes, dev_t dev, ino_t folder, const char *t
     pthread_mutex_lock(&nodes->lock);
     for (cg_fs_node *node = *cg_node_bucket(nodes, dev, folder); node != NULL && !is;
          node = node->hash_next)
-        if (node->dev == dev && node->ino == folder) {
+        if (cg_node_is_of(node, dev, folder)) {
             const uint64_t hash = missing_hash(node, text);
             is = missing_note(nodes, hash)->name == hash;
         }

@@ -53,6 +53,7 @@ struct cg_fs_node {
 
     uint8_t gate : 2;       /* cg_gate */
     uint8_t is_removed : 1; /* a folder that is gone, which somebody still has open */
+    uint8_t is_dead : 1;    /* another file has its number; nobody finds it by that */
     uint32_t n_pins;        /* ours: names below it, open files, pending files */
 
     uint64_t n_lookups;  /* the kernel's references */
@@ -169,8 +170,8 @@ void cg_nodes_drop_missing(cg_nodes *nodes, const cg_fs_node *parent, const char
 bool cg_nodes_is_missing(cg_nodes *nodes, dev_t dev, ino_t folder, const char *name);
 
 /* A path of the node by its name number name_index, with leaf (may be NULL) behind it. The caller
- * frees it. ENOENT: it has no such name. ESTALE: the name leads nowhere, since a folder above has
- * no name left or would lie in itself. ENOMEM. */
+ * frees it. ENOENT: it has no such name, or another file has its number now. ESTALE: the name leads
+ * nowhere, since a folder above has no name left or would lie in itself. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
 /* The same for the names of the node's file: its own, and those of all that show the same file. */

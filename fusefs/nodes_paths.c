@@ -59,7 +59,9 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
                   char **path_out)
 {
     pthread_mutex_lock(&nodes->lock);
-    const int error = make_path(nodes, node, name_index, leaf, path_out);
+    *path_out = NULL;
+    /* What a dead node's names lead to is another file. */
+    const int error = node->is_dead ? ENOENT : make_path(nodes, node, name_index, leaf, path_out);
     pthread_mutex_unlock(&nodes->lock);
     return error;
 }
@@ -89,7 +91,7 @@ int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name
     pthread_mutex_lock(&nodes->lock);
     const cg_fs_node *at = *cg_node_bucket(nodes, node->dev, node->ino);
     for (; at != NULL; at = at->hash_next) {
-        if (at->dev != node->dev || at->ino != node->ino || at->type != node->type)
+        if (!cg_node_is_of(at, node->dev, node->ino) || at->type != node->type)
             continue;
         unsigned n_names = 0;
         for (const cg_node_name *name = at->names; name != NULL; name = name->next)

@@ -44,6 +44,20 @@ static inline cg_fs_node **cg_node_bucket(const cg_nodes *nodes, dev_t dev, ino_
     return &nodes->node_buckets[cg_node_hash(dev, ino) & (nodes->n_buckets - 1)];
 }
 
+/* Where a node is. Dead ones are scattered: a user can have any number of them of one file number,
+ * and who looks for the living one must not walk past them all. */
+static inline cg_fs_node **cg_node_home(const cg_nodes *nodes, const cg_fs_node *node)
+{
+    return node->is_dead
+               ? &nodes->node_buckets[cg_node_mix(node->generation, 0) & (nodes->n_buckets - 1)]
+               : cg_node_bucket(nodes, node->dev, node->ino);
+}
+
+static inline bool cg_node_is_of(const cg_fs_node *node, dev_t dev, ino_t ino)
+{
+    return node->dev == dev && node->ino == ino && !node->is_dead;
+}
+
 static inline cg_node_name **cg_node_name_bucket(const cg_nodes *nodes, const cg_fs_node *parent,
                                                  const char *text)
 {

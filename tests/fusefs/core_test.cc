@@ -717,6 +717,35 @@ TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
     cg_fs_release(fs.fs, file);
 }
 
+// Their number is a user's choice, who holds them with O_PATH: a look-up must not walk past them.
+TEST(NodesTest, OfAllThatHadANumberOnlyTheLivingOneIsFound)
+{
+    cg_nodes nodes;
+    cg_node_ref refs[CG_NODES_MAX_OF_FILE];
+    std::vector<cg_fs_node *> held;
+    struct stat attr = {};
+    char *path;
+    attr.st_mode = S_IFDIR | 0755;
+    attr.st_ino = 1;
+    ASSERT_EQ(cg_nodes_init(&nodes, &attr), 0);
+    attr.st_mode = S_IFREG | 0644;
+    attr.st_ino = 2;
+    for (uint64_t identity = 1; identity <= 5000; identity++)
+        held.push_back(cg_nodes_enter(&nodes, nodes.root, identity % 2 == 0 ? "even" : "odd", &attr,
+                                      identity, nullptr));
+    EXPECT_EQ(cg_nodes_of_file(&nodes, attr.st_dev, 2, refs), 1u);
+    EXPECT_EQ(refs[0].node, held.back());
+    EXPECT_EQ(cg_nodes_path(&nodes, held[4998], 0, nullptr, &path), ENOENT)
+        << "its name is there, and leads to another file";
+    ASSERT_EQ(cg_nodes_path(&nodes, held[4999], 0, nullptr, &path), 0);
+    EXPECT_STREQ(path, "even");
+    free(path);
+    for (cg_fs_node *node : held)
+        cg_nodes_forget(&nodes, node, 1);
+    EXPECT_EQ(cg_nodes_count(&nodes), 1u) << "the root";
+    cg_nodes_destroy(&nodes);
+}
+
 // Somebody still stands in the folder that was removed. If the new one were the same node, the
 // kernel would answer ESTALE to mkdir, or show the new folder to whoever stands in the old one.
 TEST(NodesTest, AFolderThatTakesOverTheNumberOfARemovedOneIsAnotherNode)
