@@ -125,11 +125,12 @@ typedef struct cg_device_functions {
     void *(*slot_memory)(cg_device *device, uint32_t slot, size_t *n_bytes_out);
 
     /* Decodes the chunk in the slot's memory, of n_bytes, at its finest level into the blocks,
-     * after the mark (NULL: at once). Returns when it is done. CG_ERR_FOREIGN_MODEL: the chunk has
-     * another geometry than the configured one, so nothing was written. CG_ERR_UNSUPPORTED_VERSION,
-     * CG_ERR_UNSUPPORTED, CG_ERR_BUFFER_TOO_SMALL: there are no kernels for it, or no room; nothing
-     * was written, so let the CPU decode it and use write(). Errors of cg_decoder_new() and
-     * cg_decoder_run(): the run's tokens hold garbage. CG_ERR_DEVICE. */
+     * after the mark (NULL: at once). Returns when it is done. Chunks of several threads may be
+     * decoded together; but for CG_ERR_DEVICE none fails with another. CG_ERR_FOREIGN_MODEL: the
+     * chunk has another geometry than the configured one, so nothing was written.
+     * CG_ERR_UNSUPPORTED_VERSION, CG_ERR_UNSUPPORTED, CG_ERR_BUFFER_TOO_SMALL: there are no kernels
+     * for it, or no room; nothing was written, so let the CPU decode it and use write(). Errors of
+     * cg_decoder_new() and cg_decoder_run(): the run's tokens hold garbage. CG_ERR_DEVICE. */
     cg_status (*decode)(cg_device *device, uint32_t slot, size_t n_bytes, const cg_device_run *run,
                         const cg_device_mark *mark);
     /* Copies tiles of the run's chunk from the slot's memory into the blocks, after the mark.

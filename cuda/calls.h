@@ -52,8 +52,7 @@ typedef struct cg_cuda_calls {
 
     /* Kernels: cuda/decode.h, cuda/blocks_copy.h, cuda/project.h and cuda/coding.h. */
     int (*prepare)(size_t *shared_bytes_out); /* cg_cuda_shared_limit()'s */
-    int (*decode)(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
-                  cg_cuda_stream stream);
+    int (*decode)(const cg_cuda_decode_job *jobs, uint32_t n_jobs, cg_cuda_stream stream);
     int (*blocks_copy)(const cg_cuda_blocks_copy *copy, cg_cuda_stream stream);
     int (*project)(const cg_cuda_projection *projection, cg_cuda_stream stream);
     int (*code)(const cg_cuda_coding *coding, cg_cuda_stream stream);

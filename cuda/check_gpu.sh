@@ -5,9 +5,10 @@
 #        check_gpu.sh --build OUTDIR       only compiles, for sm_80, 90 and 100: needs no GPU
 #        check_gpu.sh --deps               fills build-deps/, for a machine without libxxhash and GoogleTest
 #
-# Needs this tree, a GPU, nvcc, cmake, ninja or make, a C++ compiler, and no network. libxxhash and GoogleTest are the
-# system's (then pkg-config is needed, too), or in the tree's build-deps/ where that is: --deps copies them there on a
-# machine that has them (Debian: libxxhash-dev, googletest), and git ignores it.
+# Needs this tree, a GPU, nvcc of CUDA 12.1 or later (kernels have more than 4 KB of arguments), cmake, ninja or make, a
+# C++ compiler, and no network. libxxhash and GoogleTest are the system's (then pkg-config is needed, too), or in the
+# tree's build-deps/ where that is: --deps copies them there on a machine that has them (Debian: libxxhash-dev,
+# googletest), and git ignores it.
 #
 # Takes under 8 minutes: each step has a limit of its own, and all of them together are 475 seconds. What a step fails
 # at does not keep the next ones from running, but for the build. OUTDIR gets report.json, report.txt and logs.txt, also

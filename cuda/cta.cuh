@@ -13,6 +13,11 @@ struct cg_cuda_cta {
     {
         return blockIdx.x;
     }
+    /* Which of a launch's passes the block belongs to. */
+    __device__ __forceinline__ uint32_t pass() const
+    {
+        return blockIdx.y;
+    }
     /* Volatile, so that what follows from it is computed again rather than kept in registers. */
     __device__ __forceinline__ uint32_t thread() const
     {

@@ -11,20 +11,19 @@ enum { BLOCKS = 4, MULTIPLYING_BLOCKS = 1 };
 template <uint32_t KIND>
 __global__ void __launch_bounds__(cg_cuda_pass_threads(KIND),
                                   cg_cuda_pass_multiplies(KIND) ? MULTIPLYING_BLOCKS : BLOCKS)
-    cg_cuda_kernel(const __grid_constant__ cg_cuda_pass pass,
-                   const __grid_constant__ cg_cuda_decode_params params)
+    cg_cuda_kernel(const __grid_constant__ cg_cuda_launch launch)
 {
     cg_cuda_cta cta;
-    cg_cuda_run_pass<KIND>(cta, pass, params);
+    cg_cuda_run_launch<KIND>(cta, launch);
 }
 
-typedef void kernel(cg_cuda_pass, cg_cuda_decode_params);
+typedef void kernel(cg_cuda_launch);
 
 static kernel *const KERNELS[CG_CUDA_N_KINDS] = {
-    cg_cuda_kernel<CG_CUDA_SYMBOLS>,  cg_cuda_kernel<CG_CUDA_ANCHORS>,
-    cg_cuda_kernel<CG_CUDA_DELTAS>,   cg_cuda_kernel<CG_CUDA_EXPONENTS>,
-    cg_cuda_kernel<CG_CUDA_ROTATION>, cg_cuda_kernel<CG_CUDA_KLT>,
-    cg_cuda_kernel<CG_CUDA_JOINT>};
+    cg_cuda_kernel<CG_CUDA_START>,    cg_cuda_kernel<CG_CUDA_SYMBOLS>,
+    cg_cuda_kernel<CG_CUDA_JOINT>,    cg_cuda_kernel<CG_CUDA_KLT>,
+    cg_cuda_kernel<CG_CUDA_ANCHORS>,  cg_cuda_kernel<CG_CUDA_DELTAS>,
+    cg_cuda_kernel<CG_CUDA_EXPONENTS>};
 
 int cg_cuda_shared_limit(size_t *n_bytes_out)
 {
@@ -48,21 +47,18 @@ int cg_cuda_decode_prepare(void)
     return error;
 }
 
-int cg_cuda_decode(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
-                   struct CUstream_st *stream)
+int cg_cuda_decode(const cg_cuda_decode_job *jobs, uint32_t n_jobs, struct CUstream_st *stream)
 {
-    if (!cg_cuda_can_take(plan, &params->blocks))
+    uint32_t n_done[CG_CUDA_MAX_JOBS] = {};
+    cg_cuda_launch launch;
+    if (!cg_cuda_can_take_all(jobs, n_jobs))
         return cudaErrorInvalidValue;
     cudaError_t error = cudaSuccess;
-    if (plan->zeroed_bytes > 0)
-        error = cudaMemsetAsync(params->scratch_dev, 0, plan->zeroed_bytes, stream);
-    for (uint32_t i = 0; i < plan->n_passes && error == cudaSuccess; i++) {
-        cg_cuda_pass pass = plan->passes[i];
-        cg_cuda_decode_params copy = *params;
-        void *arguments[] = {&pass, &copy};
-        error = cudaLaunchKernel((const void *)KERNELS[pass.kind], dim3(pass.n_blocks),
-                                 dim3(cg_cuda_pass_threads(pass.kind)), arguments,
-                                 pass.shared_bytes, stream);
+    while (error == cudaSuccess && cg_cuda_next_launch(jobs, n_jobs, n_done, &launch)) {
+        void *arguments[] = {&launch};
+        error = cudaLaunchKernel(
+            (const void *)KERNELS[launch.kind], dim3(launch.n_blocks, launch.n_passes),
+            dim3(cg_cuda_pass_threads(launch.kind)), arguments, launch.shared_bytes, stream);
     }
     return error;
 }

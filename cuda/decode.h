@@ -2,9 +2,10 @@
  *
  * The host lays out a profile once, as a blob, and for each chunk what is to be done, as a plan.
  * Both are copied to the device as they are, and so are the chunk's bytes. Then cg_cuda_decode()
- * enqueues the kernels. What they write is what the CPU's codec decodes, bit for bit: from chunk
- * version 3 on each step is fixed (codec/FORMAT.md). Chunks of versions 1 and 2 are
- * CG_ERR_UNSUPPORTED_VERSION here: the CPU decodes them.
+ * enqueues the kernels of a batch of chunks: a chunk alone is a batch of one. What they write is
+ * what the CPU's codec decodes, bit for bit: from chunk version 3 on each step is fixed
+ * (codec/FORMAT.md). Chunks of versions 1 and 2 are CG_ERR_UNSUPPORTED_VERSION here: the CPU
+ * decodes them.
  *
  * The host reads and checks everything that says how long something is: headers, section and stream
  * tables, checksums, classes. All that kernels read unchecked are the words of streams, and those
@@ -25,6 +26,7 @@ struct CUstream_st; /* cudaStream_t is a pointer to it */
 enum {
     CG_CUDA_ALIGN = 16,     /* least alignment of blob, plan, chunk and scratch in device memory */
     CG_CUDA_MAX_PASSES = 8, /* most kernels that a chunk takes */
+    CG_CUDA_MAX_JOBS = 32,  /* most chunks that are decoded together */
     /* Most shared memory of a thread block that kernels take. Some GPUs have less (99 KiB: sm_86,
      * sm_89, sm_120): cg_cuda_shared_limit(). */
     CG_CUDA_SHARED_BYTES = 104 << 10,
@@ -77,10 +79,9 @@ typedef struct cg_cuda_pass {
 typedef struct cg_cuda_plan {
     size_t plan_bytes;      /* of the plan, to be copied to the device */
     size_t scratch_bytes;   /* device memory that kernels work in */
-    size_t zeroed_bytes;    /* so much of scratch, from its start, cg_cuda_decode() clears */
     uint32_t element_bytes; /* strides of the blocks are multiples of it */
     uint32_t n_passes;
-    cg_cuda_pass passes[CG_CUDA_MAX_PASSES];
+    cg_cuda_pass passes[CG_CUDA_MAX_PASSES]; /* of kinds that rise */
 } cg_cuda_plan;
 
 /* What to reserve: the most bytes that plan and scratch of a chunk of n_tokens take, at any level.
@@ -142,10 +143,18 @@ int cg_cuda_shared_limit(size_t *n_bytes_out);
  * their shared memory. Returns a cudaError_t, 0 is success. */
 int cg_cuda_decode_prepare(void);
 
-/* Enqueues the kernels of a plan, in order, on the stream; neither allocates nor waits. Returns a
+/* A chunk of a batch. Nothing is shared with the others but the launches: chunks may be of other
+ * profiles, geometries and levels, and what is wrong with one is told by its own status. */
+typedef struct cg_cuda_decode_job {
+    const cg_cuda_plan *plan;
+    cg_cuda_decode_params params;
+} cg_cuda_decode_job;
+
+/* Enqueues the kernels of the jobs' plans on the stream: one launch for the passes of a kind that
+ * jobs are at, so as many as the job with the most of each kind has. n_jobs: at most
+ * CG_CUDA_MAX_JOBS. Neither allocates nor waits, nor needs jobs or plans afterwards. Returns a
  * cudaError_t, 0 is success. */
-int cg_cuda_decode(const cg_cuda_plan *plan, const cg_cuda_decode_params *params,
-                   struct CUstream_st *stream);
+int cg_cuda_decode(const cg_cuda_decode_job *jobs, uint32_t n_jobs, struct CUstream_st *stream);
 
 #ifdef __cplusplus
 }

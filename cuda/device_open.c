@@ -53,14 +53,18 @@ static void lay_out(cg_device *d, cut *pinned, cut *dev)
     }
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         d->copies[i].table = take(pinned, table_bytes);
+    for (uint32_t i = 0; i < CG_DEVICE_BATCHES; i++) {
+        cg_device_batch *b = &d->batches[i];
+        const size_t status_bytes = CG_CUDA_MAX_JOBS * sizeof *b->status;
+        b->status = take(pinned, status_bytes);
+        b->status_dev = take(dev, status_bytes);
+    }
     for (uint32_t i = 0; i < d->config.n_slots; i++) {
         cg_device_slot *s = &d->slots[i];
         s->table = take(pinned, table_bytes); /* the plan right behind it: one upload */
         s->plan = take(pinned, d->plan_bytes);
-        s->status = take(pinned, sizeof *s->status);
         s->table_dev = take(dev, table_bytes);
         s->plan_dev = take(dev, d->plan_bytes);
-        s->status_dev = take(dev, sizeof *s->status);
         s->chunk_dev = take(dev, d->memory_bytes);
         s->scratch_dev = take(dev, d->scratch_bytes);
     }
@@ -103,6 +107,7 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
 {
     const cg_geometry *g = &config->geometry;
     pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->changed, NULL);
     d->calls = &cg_cuda_runtime;
     d->config = *config;
     d->slots = calloc(config->n_slots, sizeof *d->slots);
@@ -198,12 +203,16 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
     const cg_status status = take_memory(d, reason_out, reason_bytes);
     if (status != CG_OK)
         return status;
-    if ((error = calls->stream_create(&d->read_stream)) != 0)
+    if ((error = calls->stream_create(&d->read_stream)) != 0 ||
+        (error = calls->stream_create(&d->upload_stream)) != 0)
         return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
-    for (uint32_t i = 0; i < d->config.n_slots; i++)
-        if ((error = calls->stream_create(&d->slots[i].stream)) != 0 ||
-            (error = calls->event_create(&d->slots[i].done)) != 0)
+    for (uint32_t i = 0; i < CG_DEVICE_BATCHES; i++)
+        if ((error = calls->stream_create(&d->batches[i].stream)) != 0 ||
+            (error = calls->event_create(&d->batches[i].done)) != 0)
             return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
+    for (uint32_t i = 0; i < d->config.n_slots; i++)
+        if ((error = calls->event_create(&d->slots[i].uploaded)) != 0)
+            return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
     for (uint32_t i = 0; i < d->n_projectors; i++)
         if ((error = calls->stream_create(&d->projectors[i].stream)) != 0 ||
             (error = calls->event_create(&d->projectors[i].done)) != 0)
@@ -270,11 +279,15 @@ static void end_cuda(cg_device *d)
     if (d->pinned == NULL)
         return;
     ended(d, calls->set_device((int)d->config.ordinal));
-    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
-        end_stream(d, d->slots[i].stream, d->slots[i].done);
+    for (uint32_t i = 0; i < CG_DEVICE_BATCHES; i++)
+        end_stream(d, d->batches[i].stream, d->batches[i].done);
     for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
         end_stream(d, d->projectors[i].stream, d->projectors[i].done);
     end_stream(d, d->read_stream, NULL);
+    end_stream(d, d->upload_stream, NULL);
+    for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)
+        if (d->slots[i].uploaded != NULL)
+            ended(d, calls->event_destroy(d->slots[i].uploaded));
     for (uint32_t i = 0; i < d->config.n_copies && d->copies != NULL; i++)
         if (d->copies[i].done != NULL)
             ended(d, calls->event_destroy(d->copies[i].done));
@@ -295,6 +308,7 @@ static void free_host(cg_device *d)
         free(mark);
     }
     cg_cuda_profile_free(d->profile);
+    pthread_cond_destroy(&d->changed);
     pthread_mutex_destroy(&d->lock);
     free(d->slots);
     free(d->copies);

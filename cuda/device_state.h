@@ -1,8 +1,14 @@
 /* cuda/device_state.h - what a cg_device is made of (codec/device.h). Internal to cuda.
  *
  * Two pieces of memory, one on the GPU and one pinned, are taken when a device is opened, and cut
- * into the parts of slots (work on one chunk), copies (chunks read out of blocks) and projectors
- * (codec/projection.h).
+ * into the parts of slots (work on one chunk), batches (slots' chunks that are decoded together),
+ * copies (chunks read out of blocks) and projectors (codec/projection.h).
+ *
+ * A thread prepares its slot's chunk and uploads it. Then it takes a free batch, its own chunk and
+ * others that wait for one into it, and waits for the GPU; or it waits until another thread has
+ * done so with its chunk. So chunks come together while the GPU is busy, and a chunk that comes
+ * alone does not wait for others.
+ *
  * Errors: a call of CUDA that fails ends the function with cg_device_error(), which waits until
  * nothing of the stream is under way. If even that fails the error is one that stays (an illegal
  * address, a lost GPU): then the device is broken for good. CUDA keeps the last error of a thread
@@ -17,19 +23,43 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { CG_DEVICE_MAX_BLOCKS = 64, CG_DEVICE_REASON_BYTES = 256 };
+enum {
+    CG_DEVICE_MAX_BLOCKS = 64,
+    CG_DEVICE_REASON_BYTES = 256,
+    /* Several, so that one decodes streams, which leave most of a GPU idle, while others multiply.
+     * Fewer than the eight queues that all streams of a process share. */
+    CG_DEVICE_BATCHES = 4,
+};
 
 typedef struct cg_device_slot {
-    cg_cuda_stream stream;
-    cg_cuda_event done;
-    /* Pinned: what a call uploads or reads back, and the caller's part. */
-    int64_t *table; /* [table_entries], the plan right behind it */
-    uint8_t *plan;  /* [plan_bytes] */
-    uint32_t *status;
+    cg_cuda_event uploaded;
+    /* Pinned: what a call uploads, and the caller's part. */
+    int64_t *table;  /* [table_entries], the plan right behind it */
+    uint8_t *plan;   /* [plan_bytes] */
     uint8_t *memory; /* [memory_bytes] */
     /* On the GPU. */
-    uint8_t *table_dev, *plan_dev, *chunk_dev, *scratch_dev, *status_dev;
+    uint8_t *table_dev, *plan_dev, *chunk_dev, *scratch_dev;
 } cg_device_slot;
+
+/* A slot's chunk that is to be decoded. Its thread waits until another, or itself, has done it. */
+typedef struct cg_device_job {
+    cg_cuda_event uploaded;
+    cg_cuda_plan plan;
+    cg_cuda_decode_params params; /* but for status_dev */
+    const cg_device_mark *mark;   /* NULL: nothing to wait for */
+    /* Under the device's lock. */
+    struct cg_device_job *next; /* of those that wait, or of the same batch */
+    bool is_waiting, is_done;
+    cg_status status;
+} cg_device_job;
+
+typedef struct cg_device_batch {
+    cg_cuda_stream stream;
+    cg_cuda_event done;
+    uint32_t *status;    /* pinned: [CG_CUDA_MAX_JOBS] */
+    uint8_t *status_dev; /* the same */
+    bool is_taken;       /* under the device's lock */
+} cg_device_batch;
 
 typedef enum cg_device_copy_state {
     CG_COPY_FREE = 0,
@@ -73,7 +103,8 @@ struct cg_device {
     size_t memory_bytes, plan_bytes, scratch_bytes, raw_bytes;
     uint32_t table_entries; /* block ids that a chunk needs at most */
     void *pinned, *memory_dev;
-    cg_cuda_stream read_stream;
+    cg_cuda_stream read_stream, upload_stream;
+    cg_device_batch batches[CG_DEVICE_BATCHES];
     cg_device_slot *slots;  /* [config.n_slots] */
     cg_device_copy *copies; /* [config.n_copies] */
     cg_device_projector *projectors;
@@ -81,7 +112,9 @@ struct cg_device {
     cg_cuda_projection_most projector_most; /* of one */
     size_t coding_bytes, coded_bytes;       /* of one: scratch on the GPU, and pinned */
 
-    pthread_mutex_t lock; /* of what follows; not held while CUDA waits for anything */
+    pthread_mutex_t lock;   /* of what follows; not held while CUDA waits for anything */
+    pthread_cond_t changed; /* a batch has ended */
+    cg_device_job *waiting; /* for a batch: in the order in which they came */
     cg_device_mark *free_marks;
     cg_cuda_blocks blocks[CG_DEVICE_MAX_BLOCKS]; /* filled from the front, then constant */
     _Atomic uint32_t n_blocks;
@@ -111,6 +144,13 @@ cg_cuda_blocks_copy cg_device_copy_of(const cg_device *device, const cg_device_r
  * not cover the run, or there are no such blocks. */
 cg_status cg_device_take_run(const cg_device *device, const cg_device_run *run, int64_t *table,
                              cg_cuda_blocks *blocks_out);
+
+/* Decodes an uploaded chunk, with others, and returns its status. CG_ERR_DEVICE. */
+cg_status cg_device_run_job(cg_device *device, cg_device_job *job);
+/* Waits for a free batch, for other work after the mark; to be given back with nothing under way.
+ */
+cg_device_batch *cg_device_take_batch(cg_device *device, const cg_device_mark *mark);
+void cg_device_return_batch(cg_device *device, cg_device_batch *batch);
 
 /* Waits, by the event, until all that was enqueued on the stream is done. CG_ERR_DEVICE. */
 cg_status cg_device_finish(cg_device *device, cg_cuda_stream stream, cg_cuda_event done);

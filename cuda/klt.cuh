@@ -516,14 +516,15 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
         cg_cuda_finish<0>(cta, m, params, shared, tile_row, tile_column, &sums);
 }
 
-/* Step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
+/* Zeros, and step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
 template <class Cta>
-CG_LANE void cg_cuda_find_rotations(Cta &cta, const cg_cuda_pass &pass,
-                                    const cg_cuda_decode_params &params)
+CG_LANE void cg_cuda_begin(Cta &cta, const cg_cuda_pass &pass, const cg_cuda_decode_params &params)
 {
-    const cg_cuda_rotation &r =
-        *(const cg_cuda_rotation *)((const uint8_t *)params.plan_dev + pass.jobs_at);
-    const uint64_t i = (uint64_t)cta.block() * CG_CUDA_ROTATION_THREADS + cta.thread();
+    const cg_cuda_start &r =
+        *(const cg_cuda_start *)((const uint8_t *)params.plan_dev + pass.jobs_at);
+    const uint64_t i = (uint64_t)cta.block() * CG_CUDA_START_THREADS + cta.thread();
+    if (i < r.n_zeros)
+        cta.clear16((uint8_t *)params.scratch_dev + 16 * i);
     if (i >= (uint64_t)r.n_ropes * r.n_tokens * r.half)
         return;
     const uint32_t pair = (uint32_t)(i % r.half), token = (uint32_t)(i / r.half % r.n_tokens),

@@ -47,18 +47,19 @@ enum {
 
     CG_CUDA_KLT_SHARED_BYTES = 78 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
-    CG_CUDA_ROTATION_THREADS = 256,
+    CG_CUDA_START_THREADS = 256,
 };
 
-/* Kinds of passes. */
+/* Kinds of passes, in the order in which a plan has them: so jobs of a batch that are at different
+ * levels come to the same kind together. */
 enum {
+    CG_CUDA_START,     /* zeros, and cosines and sines of the tokens' positions */
     CG_CUDA_SYMBOLS,   /* streams of a level to symbols; or of a level given the next coarser one */
+    CG_CUDA_JOINT,     /* joint symbols to the groups' */
+    CG_CUDA_KLT,       /* symbols to elements */
     CG_CUDA_ANCHORS,   /* streams of anchors to symbols and elements */
     CG_CUDA_DELTAS,    /* streams of deltas to elements */
     CG_CUDA_EXPONENTS, /* streams of a lossless payload to elements */
-    CG_CUDA_ROTATION,  /* cosines and sines of the tokens' positions */
-    CG_CUDA_KLT,       /* symbols to elements */
-    CG_CUDA_JOINT,     /* joint symbols to the groups' */
     CG_CUDA_N_KINDS
 };
 
@@ -207,11 +208,14 @@ typedef struct cg_cuda_klt_job {
     uint32_t reserved;
 } cg_cuda_klt_job;
 
-typedef struct cg_cuda_rotation {
+/* What is there before streams are decoded. Of scratch, n_zeros words of 16 bytes from its start on
+ * are cleared: tiles' marks. */
+typedef struct cg_cuda_start {
     uint64_t inv_freq_at; /* in the blob: f64 [n_ropes][half] */
     uint64_t rotation_at; /* in scratch */
     uint32_t n_ropes, n_tokens, half, first_position;
-} cg_cuda_rotation;
+    uint64_t n_zeros;
+} cg_cuda_start;
 
 /* ---- preset paper ---- */
 

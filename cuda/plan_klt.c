@@ -1,5 +1,6 @@
-/* Preset klt. Its passes: cosines and sines; a pass of streams for each level, from the coarsest to
- * the finest; where the profile has a joint matrix, what that gives to the groups; the inverse KLT.
+/* Preset klt. Its passes: zeros, cosines and sines; a pass of streams for each level, from the
+ * coarsest to the finest; where the profile has a joint matrix, what that gives to the groups; the
+ * inverse KLT.
  */
 #include "codec/block_order.h"
 #include "cuda/planner.h"
@@ -225,25 +226,29 @@ static cg_status plan_synthesis(cg_planner *p, const cg_cuda_klt *matrices)
     return CG_OK;
 }
 
-/* Once for all matrices of a chunk: a table for each rope. */
-static cg_status plan_rotation(cg_planner *p, uint64_t *rotation_at_out)
+/* Once for all matrices of a chunk: zeros, which are all of scratch that is taken so far, and a
+ * table for each rope. */
+static cg_status plan_start(cg_planner *p, uint64_t *rotation_at_out)
 {
     const uint32_t n_tokens = p->chunk->header.n_tokens, half = p->profile->rotary_dim / 2;
-    const uint64_t n = (uint64_t)p->profile->n_ropes * n_tokens * half;
-    cg_cuda_rotation *r = cg_planner_take(p, sizeof *r);
+    const uint64_t n_zeros = p->scratch_bytes / 16,
+                   n_turns = (uint64_t)p->profile->n_ropes * n_tokens * half,
+                   n = n_turns > n_zeros ? n_turns : n_zeros;
+    cg_cuda_start *r = cg_planner_take(p, sizeof *r);
     if (r == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
-    *rotation_at_out = cg_planner_take_scratch(p, n * 2 * sizeof(float));
-    *r = (cg_cuda_rotation){.inv_freq_at = p->laid->inv_freq_at,
-                            .rotation_at = *rotation_at_out,
-                            .n_ropes = p->profile->n_ropes,
-                            .n_tokens = n_tokens,
-                            .half = half,
-                            .first_position = p->request->first_position};
+    *rotation_at_out = cg_planner_take_scratch(p, n_turns * 2 * sizeof(float));
+    *r = (cg_cuda_start){.inv_freq_at = p->laid->inv_freq_at,
+                         .rotation_at = *rotation_at_out,
+                         .n_ropes = p->profile->n_ropes,
+                         .n_tokens = n_tokens,
+                         .half = half,
+                         .first_position = p->request->first_position,
+                         .n_zeros = n_zeros};
     if (n == 0)
         return CG_OK;
-    cg_cuda_pass *pass = cg_planner_add_pass(p, CG_CUDA_ROTATION);
-    pass->n_blocks = (uint32_t)((n + CG_CUDA_ROTATION_THREADS - 1) / CG_CUDA_ROTATION_THREADS);
+    cg_cuda_pass *pass = cg_planner_add_pass(p, CG_CUDA_START);
+    pass->n_blocks = (uint32_t)((n + CG_CUDA_START_THREADS - 1) / CG_CUDA_START_THREADS);
     pass->jobs_at = cg_planner_at(p, r);
     return CG_OK;
 }
@@ -264,9 +269,8 @@ cg_status cg_cuda_plan_klt(cg_planner *p)
         return status;
     for (size_t i = 0; i < n; i++)
         lay_product(p, cg_planner_wanted(p, i), &products[i]);
-    /* Scratch holds the marks of tiles so far: what must be zeros before a kernel runs. */
-    p->plan->zeroed_bytes = p->scratch_bytes;
-    status = plan_rotation(p, &rotation_at);
+    /* Scratch holds the marks of tiles so far. */
+    status = plan_start(p, &rotation_at);
     for (size_t i = 0; i < n; i++)
         lay_cells(p, &products[i]);
     /* A pass each, since a finer level reads the cells of the coarser one: kernels of a stream run

@@ -54,6 +54,7 @@ STREAM_ROWS = 4096  # codec/rans.h: of a stream, over the percent
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
 TILE_TOKENS, TILE_CHANNELS, WARPS, BAND, FREQUENCIES = 256, 128, 16, 32, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
+PASSES = ("start", "symbols", "joint", "klt", "anchors", "deltas", "exponents")  # cuda/layout.h
 
 
 def find_cuobjdump():
@@ -62,8 +63,8 @@ def find_cuobjdump():
 
 
 def functions(library):
-    """{kind of pass, or project_ and whether it takes off, quantize_, spectra_, or coding_ and its step: [(address,
-    opcode, rest, has a predicate)]} of sm_90."""
+    """{a pass, or project_ and whether it takes off, quantize_, spectra_, or coding_ and its step: [(address, opcode,
+    rest, has a predicate)]} of sm_90."""
     text = subprocess.run([find_cuobjdump(), "--dump-sass", library], capture_output=True, text=True, check=True).stdout
     found, arch, kind = {}, None, None
     for line in text.splitlines():
@@ -73,6 +74,7 @@ def functions(library):
             r"Function : (?:_Z\d+cg_cuda_(project_|quantize_|spectra_|coding_)?kernel(?:IL[jb](\d)E)?)?", line
         ):
             kind = (match[1] or "") + (match[2] or "") or None
+            kind = PASSES[int(kind)] if (kind or "").isdigit() else kind
         elif arch != "sm_90" or kind is None:
             continue
         elif match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\w+ )?\s*([A-Z0-9_.]+)(.*);", line):
@@ -128,23 +130,24 @@ def quickest(code, **needed):
 def hot_loops(library):
     """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
-    plain, shifts = quickest(code["0"], VOTE=4, LDS=4, ST=4)[:2]
+    symbols = code["symbols"]
+    plain, shifts = quickest(symbols, VOTE=4, LDS=4, ST=4)[:2]
     coding = code["coding_1"]
     coded, coded_shifts, a_coded_run = quickest(coding, VOTE=2, LDS=1, LDG=1, STG=1)[:3]
-    a_run_of_two_rows = quickest(code["0"], VOTE=5, LDS=6, ST=4)[0][0]
+    a_run_of_two_rows = quickest(symbols, VOTE=5, LDS=6, ST=4)[0][0]
     return {
-        "klt_step": quickest(code["5"], IMMA=16)[0][0],
-        "klt_block": quickest(code["5"], I2FP=32, ST=16)[0][0],
-        "joint_step": quickest(code["6"], IMMA=16)[0][0],
-        "joint_block": (len(code["6"]) - 1 - max(last for _, last in loops(code["6"]))) / 2,
+        "klt_step": quickest(code["klt"], IMMA=16)[0][0],
+        "klt_block": quickest(code["klt"], I2FP=32, ST=16)[0][0],
+        "joint_step": quickest(code["joint"], IMMA=16)[0][0],
+        "joint_block": (len(code["joint"]) - 1 - max(last for _, last in loops(code["joint"]))) / 2,
         "row": plain[0] / 2,
         "run": a_run_of_two_rows - plain[0],
-        "row_with_escape": next(n for n, first in quickest(code["0"], VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
+        "row_with_escape": next(n for n, first in quickest(symbols, VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
         "row_with_shift": shifts[0] / 2,
-        "row_refined": quickest(code["0"], VOTE=2, LDG=4, ST=4)[0][0] / 2,
-        "row_of_anchors": quickest(code["1"], VOTE=4, LDS=4, ST=4)[0][0] / 2,
-        "row_of_deltas": quickest(code["2"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
-        "row_of_exponents": quickest(code["3"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "row_refined": quickest(symbols, VOTE=2, LDG=4, ST=4)[0][0] / 2,
+        "row_of_anchors": quickest(code["anchors"], VOTE=4, LDS=4, ST=4)[0][0] / 2,
+        "row_of_deltas": quickest(code["deltas"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
+        "row_of_exponents": quickest(code["exponents"], VOTE=4, LDS=4, ST=2)[0][0] / 2,
         # A thread makes 16; it has no loop, and no element takes all ways through it: at most.
         "spectrum": len(code["spectra_"]) / 16,
         "project_piece": quickest(code["project_0"], FFMA=512)[0][0],
@@ -413,7 +416,7 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent, n_run
         multiplying = {"inverse_klt_us": round(passing(n_channels, clocks_of[finest]["inverse_klt"]))}
         if joint:
             multiplying["joint_us"] = round(passing(joint[0]["channels"], clocks_of[finest]["joint"]))
-        launches = (len(passes) + 2 + len(multiplying)) * H100["launch_us"]  # clearing, rotations
+        launches = (1 + len(passes) + len(multiplying)) * H100["launch_us"]  # zeros and rotations first
         report[f"L{finest + 1}"] = {
             "streams_us": passes,
             **multiplying,

@@ -43,7 +43,7 @@ class GpuRandomTest : public testing::TestWithParam<uint64_t>
     {
         engine = std::make_unique<GpuEngine>(
             store,
-            std::string(LEVELS) + ", \"gpu_slots\": " + std::to_string(1 + draw(4)) +
+            std::string(LEVELS) + ", \"gpu_slots\": " + std::to_string(1 + draw(16)) +
                 ", \"retry_ms\": 0, \"threads\": " + std::to_string(1 + draw(2)),
             order);
         ASSERT_EQ(engine->register_status, CACHEGEN_OK) << engine->info().gpu_reason;

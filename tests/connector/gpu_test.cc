@@ -86,6 +86,66 @@ TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
     }
 }
 
+// Chunks come together while the engine's work, and then other chunks, hold the GPU. In one of them
+// a stream is damaged, which only kernels can find: others' tokens are loaded up to it.
+TEST_F(GpuTest, ChunksAreDecodedTogetherAndFailAlone)
+{
+    const Store store(true, spec_4(nesting_spec(), 32));
+    const Tokens tokens = prompt(32 * 18);
+    {
+        Engine cold(store, "\"store_levels\": [\"L2\"]");
+        ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+    }
+    const auto rewrite = [&](const std::string &path, const Bytes &bytes) {
+        std::filesystem::remove(store.dir.path + "/" + path); // the file may have links
+        store.dir.write(path, bytes);
+    };
+    const std::vector<std::string> chunks = store.chunks("L2");
+    ASSERT_EQ(chunks.size(), 18u);
+    standin().n_decoded_together();
+    size_t n_together = 0;
+    for (size_t i = 0; i < 6; i++) {
+        SCOPED_TRACE(i);
+        const Bytes good = store.dir.read(chunks[i]);
+        Bytes bad = good;
+        size_t last = bad.size() - 1;
+        while (bad[last] == 0) // what pads the last stream
+            last--;
+        bad[last] ^= 0x10;
+        seal_chunk(&bad);
+        rewrite(chunks[i], bad);
+        Engine cpu(store, "", Heads(), {Placement::TOKENS_FIRST});
+        const uint32_t n_tokens = cpu.load(tokens).progress.loaded_tokens;
+        ASSERT_EQ(n_tokens % 32, 0u);
+        ASSERT_EQ(cpu.stats().chunks_corrupt, 1u);
+
+        GpuEngine gpu(store, "\"gpu_slots\": 16");
+        gpu.look_up(tokens);
+        gpu.poison();
+        standin().engine_hold(gpu.stream);
+        gpu.put();
+        cachegen_load *op;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        ASSERT_EQ(gpu.load_start(0, 32 * 18 - 1, &op), CACHEGEN_OK);
+        standin().engine_release(gpu.stream);
+        EXPECT_EQ(wait_for(gpu.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        cachegen_load_free(op);
+        gpu.get();
+        EXPECT_EQ(p.loaded_tokens, n_tokens);
+        EXPECT_EQ(gpu.stats().chunks_corrupt, 1u);
+        gpu.for_each(0, n_tokens,
+                     [&](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
+                         const size_t of = static_cast<size_t>(at - gpu.memory.data());
+                         ASSERT_EQ(memcmp(at, &cpu.memory[of], 2), 0);
+                     });
+        n_together = std::max(n_together, standin().n_decoded_together());
+        rewrite(chunks[i], good);
+    }
+    EXPECT_GT(n_together, 1u);
+    EXPECT_LE(n_together, 4u); // a share of the slots
+}
+
 TEST_F(GpuTest, ALoadWritesTheTokensThatWereAskedForAndNoOthers)
 {
     const Store store;

@@ -3,6 +3,7 @@
 #include "codec/klt.h"
 #include "codec/section_plan.h"
 #include "codec/symbols.h"
+#include "cuda/passes.cuh"
 #include "device.h"
 
 #include <fstream>
@@ -111,33 +112,79 @@ std::pair<uint32_t, uint32_t> layers_of(const ProfileSpec *spec, const cg_cuda_r
     return {first, n};
 }
 
-// Decodes what a request wants, and compares all bytes of the blocks with what the CPU decodes
-// placed into the same noise. spec: NULL when groups are layers. reference: of another place, or
-// NULL.
+// Something to decode. spec: NULL when groups are layers. reference: of another place, or NULL.
+struct Wanted {
+    const Laid *laid;
+    const ProfileSpec *spec;
+    Bytes chunk;
+    cg_cuda_request request;
+    BlockSpec blocks;
+    const Bytes *reference_chunk = nullptr;
+    cg_status status = CG_OK; // CG_ERR_CORRUPT: a stream is damaged
+};
+
+Bytes zeros_of(const cg_chunk_header &h)
+{
+    return Bytes(static_cast<size_t>(cg_geometry_elements(&h.geometry, h.n_tokens)) *
+                 cg_dtype_bytes(h.geometry.dtype));
+}
+
+// Decodes all of it together, and compares all bytes of the blocks with what the CPU decodes placed
+// into the same noise; of what is damaged, with all but what was wanted.
+void expect_decodes_together(const std::vector<Wanted> &all)
+{
+    const uint64_t seed = next_seed();
+    SCOPED_TRACE(testing::Message() << "seed=" << seed << " chunks=" << all.size());
+    std::vector<Planned> planned(all.size());
+    std::vector<Blocks> blocks(all.size());
+    std::vector<Bytes> want(all.size());
+    std::vector<Decoding> batch;
+    const auto place_wanted = [&](size_t i, const Bytes &elements, Bytes *piece) {
+        const Wanted &w = all[i];
+        const cg_chunk_header h = header_of(w.chunk);
+        const auto layers = layers_of(w.spec, w.request);
+        place(elements, h.geometry, h.n_tokens, layers.first, layers.second, w.request, blocks[i],
+              piece->data());
+    };
+    for (size_t i = 0; i < all.size(); i++) {
+        const Wanted &w = all[i];
+        const cg_chunk_header h = header_of(w.chunk);
+        Bytes elements = zeros_of(h);
+        if (w.status == CG_OK) {
+            ASSERT_EQ(decode(h.level != CG_L0 ? w.laid->profile.get() : nullptr,
+                             w.reference_chunk != nullptr ? *w.reference_chunk : w.chunk,
+                             &elements),
+                      CG_OK);
+        }
+        planned[i] = make_plan(*w.laid, w.chunk, w.request);
+        ASSERT_EQ(planned[i].status, CG_OK);
+        blocks[i] = make_blocks(w.blocks, h.geometry, h.n_tokens);
+        Bytes piece = noise(blocks[i].n_bytes, seed + i);
+        want[i] = piece;
+        place_wanted(i, elements, &want[i]);
+        batch.push_back({w.laid->blob, w.chunk, planned[i].plan, planned[i].bytes, blocks[i],
+                         std::move(piece)});
+    }
+    run_decode(&batch, seed);
+    for (size_t i = 0; i < all.size(); i++) {
+        const cg_chunk_header h = header_of(all[i].chunk);
+        SCOPED_TRACE(testing::Message() << "chunk " << i << " level=" << int{h.level} << " dtype="
+                                        << int{h.geometry.dtype} << " tokens=" << h.n_tokens);
+        ASSERT_EQ(batch[i].status == CG_OK, all[i].status == CG_OK);
+        Bytes &piece = batch[i].piece;
+        if (all[i].status != CG_OK)
+            place_wanted(i, zeros_of(h), &piece);
+        const auto differs = std::mismatch(piece.begin(), piece.end(), want[i].begin()).first;
+        ASSERT_TRUE(differs == piece.end())
+            << "byte " << differs - piece.begin() << " of " << piece.size();
+    }
+}
+
 void expect_decodes(const Laid &laid, const ProfileSpec *spec, const Bytes &chunk,
                     const cg_cuda_request &request, const BlockSpec &block_spec,
                     const Bytes *reference_chunk = nullptr)
 {
-    const cg_chunk_header header = header_of(chunk);
-    const uint64_t seed = next_seed();
-    SCOPED_TRACE(testing::Message()
-                 << "seed=" << seed << " level=" << int{header.level}
-                 << " dtype=" << int{header.geometry.dtype} << " tokens=" << header.n_tokens);
-    Bytes elements;
-    ASSERT_EQ(decode(header.level != CG_L0 ? laid.profile.get() : nullptr,
-                     reference_chunk != nullptr ? *reference_chunk : chunk, &elements),
-              CG_OK);
-    const Planned planned = make_plan(laid, chunk, request);
-    ASSERT_EQ(planned.status, CG_OK);
-    const Blocks blocks = make_blocks(block_spec, header.geometry, header.n_tokens);
-    Bytes piece = noise(blocks.n_bytes, seed), want = piece;
-    const auto layers = layers_of(spec, request);
-    place(elements, header.geometry, header.n_tokens, layers.first, layers.second, request, blocks,
-          want.data());
-    ASSERT_EQ(run_decode(laid.blob, chunk, planned.plan, planned.bytes, blocks, seed, &piece), 0u);
-    const auto differs = std::mismatch(piece.begin(), piece.end(), want.begin()).first;
-    ASSERT_TRUE(differs == piece.end())
-        << "byte " << differs - piece.begin() << " of " << piece.size();
+    expect_decodes_together({{&laid, spec, chunk, request, block_spec, reference_chunk}});
 }
 
 void expect_decodes_all(const Laid &laid, const ProfileSpec *spec, const Bytes &chunk,
@@ -500,6 +547,35 @@ INSTANTIATE_TEST_SUITE_P(
                     JointCase{"TwoBandsScaled", 64, {8, 8, 8}, 9, false, 0, true}),
     [](const auto &c) { return c.param.name; });
 
+// A tile that has nothing large, and no rest, is not marked as if it had: that would only take
+// time.
+TEST(MarksDecodeTest, OnlyTilesThatHaveThemAreMarked)
+{
+    ProfileSpec spec;
+    spec.group_layers = {2, 2};
+    spec = spec_4(spec, 32);
+    const Laid laid(spec);
+    const auto marks = [&](Draw draw) {
+        const Bytes chunk = draw_chunk(laid, spec, CG_DTYPE_BF16, 8, 21, CG_L2, CG_L2, draw);
+        const cg_chunk_header h = header_of(chunk);
+        const Planned planned = make_plan(laid, chunk, request_of(laid, chunk));
+        const Blocks blocks = make_blocks(BlockSpec(), h.geometry, h.n_tokens);
+        std::vector<Decoding> batch = {
+            {laid.blob, chunk, planned.plan, planned.bytes, blocks, Bytes(blocks.n_bytes)}};
+        run_decode(&batch, next_seed());
+        EXPECT_EQ(batch[0].status, 0u);
+        EXPECT_EQ(planned.plan.passes[0].kind, uint32_t{CG_CUDA_START});
+        cg_cuda_start start;
+        memcpy(&start, &planned.bytes[planned.plan.passes[0].jobs_at], sizeof start);
+        EXPECT_GT(start.n_zeros, 0u);
+        const auto first = batch[0].scratch.begin();
+        return Bytes(first, first + static_cast<std::ptrdiff_t>(16 * start.n_zeros));
+    };
+    const auto small = marks([](Random *) { return int16_t{0}; }), any = marks(draw_any);
+    EXPECT_EQ(small, Bytes(small.size(), 0));
+    EXPECT_EQ(*std::max_element(any.begin(), any.end()), 1);
+}
+
 // ---- geometries ----
 
 TEST(GeometryDecodeTest, WritesWhatTheCpuDecodes)
@@ -770,6 +846,155 @@ TEST(RequestDecodeTest, LeavesOlderVersionsToTheCpu)
     EXPECT_EQ(make_plan(none, chunk, r).status, CG_ERR_UNSUPPORTED_VERSION);
 }
 
+// ---- batches ----
+
+// Chunks of several profiles, geometries, presets, dtypes and levels.
+class BatchDecodeTest : public testing::Test
+{
+  protected:
+    BatchDecodeTest()
+    {
+        ProfileSpec klt = spec_2(true), heads = spec_2(false), joint, paper = paper_spec();
+        klt.nests = heads.nests = true;
+        heads.n_layers = 1;
+        heads.group_layers = {1};
+        heads.n_kv_heads = 8;
+        heads.head_dim = heads.rotary_dim = 128;
+        joint.group_layers = {2, 2};
+        joint.nests = true;
+        joint = spec_4(joint, 64);
+        paper.version = 2;
+        paper.n_sinks = 3;
+        specs = {klt, heads, joint, paper};
+        for (const ProfileSpec &spec : specs)
+            laid.push_back(std::make_unique<Laid>(spec));
+    }
+    // The i-th profile's. coarsest: L0 where levels are not nested.
+    Wanted one(size_t i, unsigned dtype, uint32_t n_tokens, cg_level level,
+               cg_level coarsest = CG_L0) const
+    {
+        const uint32_t position = n_tokens % 2 == 0 ? 0 : 8; // 0: exact first tokens
+        Wanted w = {laid[i].get(),
+                    level != CG_L0 ? &specs[i] : nullptr,
+                    make_chunk(*laid[i], specs[i], dtype, position, n_tokens, level, coarsest),
+                    {},
+                    {}};
+        w.request = request_of(*laid[i], w.chunk);
+        w.blocks.seed = n_tokens;
+        return w;
+    }
+    std::vector<Wanted> some() const
+    {
+        std::vector<Wanted> all = {
+            one(0, CG_DTYPE_BF16, 21, CG_L1, CG_L3),  one(0, CG_DTYPE_BF16, 22, CG_L2, CG_L3),
+            one(0, CG_DTYPE_FP16, 9, CG_L3),          one(1, CG_DTYPE_BF16, 24, CG_L1, CG_L2),
+            one(1, CG_DTYPE_FP32, 17, CG_L2),         one(2, CG_DTYPE_BF16, 45, CG_L1, CG_L3),
+            one(2, CG_DTYPE_BF16, 30, CG_L2, CG_L3),  one(2, CG_DTYPE_FP8_E4M3, 64, CG_L3),
+            one(2, CG_DTYPE_BF16, 300, CG_L2, CG_L3), one(3, CG_DTYPE_BF16, 37, CG_L2),
+            one(3, CG_DTYPE_FP32, 10, CG_L1),         one(0, CG_DTYPE_BF16, 16, CG_L0),
+            one(1, CG_DTYPE_FP8_E5M2, 100, CG_L0)};
+        all[1].blocks.order = Order::BLOCK_HEAD_DIM_TOKEN;
+        all[5].blocks.block_tokens = 1;
+        all[5].blocks.n_blocks = 64;
+        all[5].request.token_from = 19;
+        all[5].request.n_groups = 1;
+        all[9].request.token_to = 12;
+        return all;
+    }
+    std::vector<ProfileSpec> specs;
+    std::vector<std::unique_ptr<Laid>> laid;
+};
+
+TEST_F(BatchDecodeTest, DecodesEachAsIfItWereAlone)
+{
+    const std::vector<Wanted> all = some();
+    expect_decodes_together(all);
+    Random random(3);
+    for (int n = 0; n < 6; n++) {
+        std::vector<Wanted> batch;
+        for (uint32_t i = 1 + random.below(8); i > 0; i--)
+            batch.push_back(all[random.below(static_cast<uint32_t>(all.size()))]);
+        expect_decodes_together(batch);
+    }
+    const Wanted small = one(0, CG_DTYPE_BF16, 9, CG_L2, CG_L3);
+    expect_decodes_together(std::vector<Wanted>(CG_CUDA_MAX_JOBS, small));
+    expect_decodes_together({});
+    EXPECT_ANY_THROW(expect_decodes_together(std::vector<Wanted>(CG_CUDA_MAX_JOBS + 1, small)));
+}
+
+// A chunk with a damaged stream that only kernels can find.
+bool damage(Wanted *w, Random *random)
+{
+    Bytes bad = w->chunk, elements;
+    const size_t first = header_of(bad).header_bytes;
+    for (int i = 0; i < 3; i++)
+        bad[first + random->below(static_cast<uint32_t>(bad.size() - first))] ^= 0x55;
+    seal_chunk(&bad);
+    w->status =
+        decode(header_of(bad).level != CG_L0 ? w->laid->profile.get() : nullptr, bad, &elements);
+    if (w->status != CG_ERR_CORRUPT && w->status != CG_ERR_TRUNCATED)
+        return false;
+    if (make_plan(*w->laid, bad, w->request).status != CG_OK)
+        return false;
+    w->chunk = bad;
+    return true;
+}
+
+TEST_F(BatchDecodeTest, WhatIsWrongWithOneIsToldOfThatOneAlone)
+{
+    const std::vector<Wanted> all = some();
+    int n_damaged = 0;
+    Random random(11);
+    for (int n = 0; n < 60 && n_damaged < 10; n++) {
+        std::vector<Wanted> batch;
+        for (uint32_t i = 0; i < 5; i++)
+            batch.push_back(all[random.below(static_cast<uint32_t>(all.size()))]);
+        const uint32_t which = random.below(5);
+        Wanted &bad = batch[which];
+        bad.request = request_of(*bad.laid, bad.chunk); /* all of it, as the CPU's decoder */
+        if (!damage(&bad, &random))
+            continue;
+        n_damaged++;
+        expect_decodes_together(batch);
+    }
+    EXPECT_EQ(n_damaged, 10);
+}
+
+TEST_F(BatchDecodeTest, TakesAsManyLaunchesAsTheJobWithTheMost)
+{
+    std::vector<Planned> plans;
+    std::vector<cg_cuda_decode_job> jobs;
+    for (const Wanted &w : some())
+        plans.push_back(make_plan(*w.laid, w.chunk, w.request));
+    for (const Planned &planned : plans)
+        jobs.push_back({&planned.plan, {}});
+    const auto launches = [](const std::vector<cg_cuda_decode_job> &of) {
+        std::vector<std::pair<uint32_t, uint32_t>> out;
+        uint32_t n_done[CG_CUDA_MAX_JOBS] = {};
+        cg_cuda_launch launch;
+        while (cg_cuda_next_launch(of.data(), static_cast<uint32_t>(of.size()), n_done, &launch))
+            out.emplace_back(launch.kind, launch.n_passes);
+        return out;
+    };
+    using Launches = std::vector<std::pair<uint32_t, uint32_t>>;
+    EXPECT_EQ(launches({jobs[6]}), (Launches{{CG_CUDA_START, 1},
+                                             {CG_CUDA_SYMBOLS, 1},
+                                             {CG_CUDA_SYMBOLS, 1},
+                                             {CG_CUDA_JOINT, 1},
+                                             {CG_CUDA_KLT, 1},
+                                             {CG_CUDA_EXPONENTS, 1}}));
+    EXPECT_EQ(launches(jobs), (Launches{{CG_CUDA_START, 9},
+                                        {CG_CUDA_SYMBOLS, 9},
+                                        {CG_CUDA_SYMBOLS, 6},
+                                        {CG_CUDA_SYMBOLS, 2},
+                                        {CG_CUDA_JOINT, 4},
+                                        {CG_CUDA_KLT, 9},
+                                        {CG_CUDA_ANCHORS, 2},
+                                        {CG_CUDA_DELTAS, 2},
+                                        {CG_CUDA_EXPONENTS, 8}}));
+    EXPECT_TRUE(launches({}).empty());
+}
+
 // ---- what must not be believed ----
 
 TEST(HostileDecodeTest, BlocksThatAreNotThereAreSkippedAndTold)
@@ -848,9 +1073,7 @@ void expect_takes_damage_as_the_cpu_does(const Laid &laid, const ProfileSpec &sp
             continue;
         }
         /* What is not the tokens' place is as it was. */
-        const Bytes zeros(
-            static_cast<size_t>(cg_geometry_elements(&header.geometry, header.n_tokens)) *
-            cg_dtype_bytes(header.geometry.dtype));
+        const Bytes zeros = zeros_of(header);
         for (Bytes *side : {&piece, &want})
             place(zeros, header.geometry, header.n_tokens, 0, spec.n_layers, request_of(laid, bad),
                   blocks, side->data());

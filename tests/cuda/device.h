@@ -9,15 +9,74 @@
 
 #include <array>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 
 namespace cg_test
 {
 
-/* Decodes chunk by the plan into blocks that are filled with piece before; piece becomes what they
- * hold then. blob: empty at L0. seed: of the emulator. Returns the kernels' status. */
-uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
-                    const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece);
+/* A chunk that is decoded by its plan into blocks. */
+struct Decoding {
+    const Bytes &blob; /* empty at L0 */
+    const Bytes &chunk;
+    const cg_cuda_plan &plan;
+    const Bytes &plan_bytes;
+    const Blocks &blocks;
+    Bytes piece; /* what the blocks hold: before, and then after */
+    uint32_t status = 0;
+    Bytes scratch = {}; /* what is there afterwards */
+};
+
+/* Its memory, of a type that owns such: exactly as much as it takes. */
+template <class Memory> struct DecodingMemory {
+    const size_t scratch_bytes;
+    const Memory blob, chunk, plan, scratch, piece, table, bases, status;
+
+    explicit DecodingMemory(const Decoding &d)
+        : scratch_bytes(d.plan.scratch_bytes), blob(d.blob.data(), d.blob.size()),
+          chunk(d.chunk.data(), d.chunk.size()), plan(d.plan_bytes.data(), d.plan.plan_bytes),
+          scratch(scratch_bytes), piece(d.piece.data(), d.piece.size()),
+          table(d.blocks.table.data(), d.blocks.table.size() * sizeof(int64_t)),
+          bases(bases_of(d).data(), d.blocks.base.size() * sizeof(void *)),
+          status(&d.status, sizeof d.status)
+    {
+    }
+    cg_cuda_decode_job job(const Decoding &d) const
+    {
+        cg_cuda_decode_job out = {&d.plan, {}};
+        out.params.blob_dev = blob.data();
+        out.params.plan_dev = plan.data();
+        out.params.chunk_dev = chunk.data();
+        out.params.scratch_dev = scratch.data();
+        out.params.status_dev = reinterpret_cast<uint32_t *>(status.data());
+        out.params.blocks = d.blocks.layout;
+        out.params.blocks.base_dev = reinterpret_cast<void *const *>(bases.data());
+        out.params.blocks.table_dev = reinterpret_cast<const int64_t *>(table.data());
+        return out;
+    }
+
+  private:
+    std::vector<void *> bases_of(const Decoding &d) const
+    {
+        std::vector<void *> out;
+        for (const size_t at : d.blocks.base)
+            out.push_back(piece.data() + at);
+        return out;
+    }
+};
+
+/* Decodes chunks together. seed: of the emulator. */
+void run_decode(std::vector<Decoding> *batch, uint64_t seed);
+/* A batch of one: piece becomes what the blocks hold. Returns the kernels' status. */
+inline uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
+                           const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed,
+                           Bytes *piece)
+{
+    std::vector<Decoding> batch = {{blob, chunk, plan, plan_bytes, blocks, std::move(*piece)}};
+    run_decode(&batch, seed);
+    *piece = std::move(batch[0].piece);
+    return batch[0].status;
+}
 
 /* What a task's rows became. */
 struct Projected {

@@ -104,19 +104,20 @@ uint64_t BlockEmulator::random()
     return seed_;
 }
 
-void BlockEmulator::run(uint32_t n_blocks, const std::function<void(EmulatedCta &)> &body)
+void BlockEmulator::run(uint32_t n_blocks, const std::function<void(EmulatedCta &)> &body,
+                        uint32_t n_passes)
 {
-    std::vector<uint32_t> order(n_blocks);
-    for (uint32_t i = 0; i < n_blocks; i++) {
+    std::vector<uint32_t> order(n_blocks * n_passes);
+    for (uint32_t i = 0; i < order.size(); i++) {
         order[i] = i;
         std::swap(order[i], order[random() % (i + 1)]);
     }
     body_ = &body;
-    for (const uint32_t block : order)
-        run_block(block);
+    for (const uint32_t i : order)
+        run_block(i % n_blocks, i / n_blocks);
 }
 
-void BlockEmulator::run_block(uint32_t block)
+void BlockEmulator::run_block(uint32_t block, uint32_t pass)
 {
     shared_.reset(new uint8_t[shared_bytes_]);
     for (size_t i = 0; i < shared_bytes_; i++)
@@ -132,6 +133,7 @@ void BlockEmulator::run_block(uint32_t block)
         fiber.cta = EmulatedCta();
         fiber.cta.emulator_ = this;
         fiber.cta.block_ = block;
+        fiber.cta.pass_ = pass;
         fiber.cta.thread_ = i;
         fiber.is_done = false;
         fiber.fake_stack = nullptr;

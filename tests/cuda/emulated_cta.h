@@ -29,6 +29,10 @@ class EmulatedCta
     {
         return block_;
     }
+    uint32_t pass() const
+    {
+        return pass_;
+    }
     uint32_t thread() const
     {
         return thread_;
@@ -58,7 +62,7 @@ class EmulatedCta
   private:
     friend class BlockEmulator;
     BlockEmulator *emulator_ = nullptr;
-    uint32_t block_ = 0, thread_ = 0;
+    uint32_t block_ = 0, pass_ = 0, thread_ = 0;
     std::vector<std::pair<void *, const void *>> copies_;
 };
 
@@ -70,7 +74,8 @@ class BlockEmulator
     ~BlockEmulator();
     BlockEmulator(const BlockEmulator &) = delete;
     BlockEmulator &operator=(const BlockEmulator &) = delete;
-    void run(uint32_t n_blocks, const std::function<void(EmulatedCta &)> &body);
+    void run(uint32_t n_blocks, const std::function<void(EmulatedCta &)> &body,
+             uint32_t n_passes = 1);
 
   private:
     friend class EmulatedCta;
@@ -80,7 +85,7 @@ class BlockEmulator
     struct Value {
         uint32_t of[6];
     };
-    void run_block(uint32_t block);
+    void run_block(uint32_t block, uint32_t pass);
     uint64_t random();
     void enter();
     static void start();

@@ -6,13 +6,14 @@
 #include "cuda/decode.h"
 #include "cuda/project.h"
 
+#include <vector>
+
 namespace cg_test
 {
 
-/* Runs the plan's passes on host memory that stands for the device's. seed: the order of threads.
- * Returns whether the kernels can take the blocks; throws std::logic_error where a GPU would hang.
- */
-bool emulate_decode(const cg_cuda_plan &plan, const cg_cuda_decode_params &params, uint64_t seed);
+/* Runs the launches of a batch on host memory that stands for the device's. seed: the order of
+ * threads. Throws std::logic_error where the kernels cannot take the jobs, or a GPU would hang. */
+void emulate_decode(const std::vector<cg_cuda_decode_job> &jobs, uint64_t seed);
 void emulate_project(const cg_cuda_projection &projection, uint64_t seed);
 void emulate_code(const cg_cuda_coding &coding, uint64_t seed);
 

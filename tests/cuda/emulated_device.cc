@@ -6,31 +6,23 @@
 namespace cg_test
 {
 
-uint32_t run_decode(const Bytes &blob, const Bytes &chunk, const cg_cuda_plan &plan,
-                    const Bytes &plan_bytes, const Blocks &blocks, uint64_t seed, Bytes *piece)
+void run_decode(std::vector<Decoding> *batch, uint64_t seed)
 {
+    std::vector<std::unique_ptr<DecodingMemory<DeviceMemory>>> memory;
+    std::vector<cg_cuda_decode_job> jobs;
     DeviceMemory::at_front() = seed % 2 != 0;
-    const DeviceMemory blob_dev(blob.data(), blob.size()), chunk_dev(chunk.data(), chunk.size()),
-        plan_dev(plan_bytes.data(), plan.plan_bytes), scratch_dev(plan.scratch_bytes),
-        piece_dev(piece->data(), piece->size()),
-        table_dev(blocks.table.data(), blocks.table.size() * sizeof(int64_t));
-    uint32_t status = 0;
-    std::vector<void *> base;
-    for (const size_t at : blocks.base)
-        base.push_back(piece_dev.data() + at);
-    cg_cuda_decode_params params = {};
-    params.blob_dev = blob_dev.data();
-    params.plan_dev = plan_dev.data();
-    params.chunk_dev = chunk_dev.data();
-    params.scratch_dev = scratch_dev.data();
-    params.status_dev = &status;
-    params.blocks = blocks.layout;
-    params.blocks.base_dev = base.data();
-    params.blocks.table_dev = reinterpret_cast<const int64_t *>(table_dev.data());
-    if (!emulate_decode(plan, params, seed))
-        throw std::logic_error("the kernels cannot take these blocks");
-    piece->assign(piece_dev.data(), piece_dev.data() + piece->size());
-    return status;
+    for (const Decoding &d : *batch) {
+        memory.push_back(std::make_unique<DecodingMemory<DeviceMemory>>(d));
+        jobs.push_back(memory.back()->job(d));
+    }
+    emulate_decode(jobs, seed);
+    for (size_t i = 0; i < batch->size(); i++) {
+        Decoding &d = (*batch)[i];
+        memcpy(&d.status, memory[i]->status.data(), sizeof d.status);
+        memcpy(d.piece.data(), memory[i]->piece.data(), d.piece.size());
+        const uint8_t *const scratch = memory[i]->scratch.data();
+        d.scratch.assign(scratch, scratch + memory[i]->scratch_bytes);
+    }
 }
 
 namespace

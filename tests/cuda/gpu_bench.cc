@@ -10,7 +10,9 @@
 // one geometry, only decoding is measured, at each level that the chunks hold. Of each figure: the
 // median, least and most of the repetitions; baseline and candidate in turn. "Beside" a product
 // chunks are decoded as fast as can be; "beside 1 GB/s" as many bytes of chunks as that is, for
-// each of some products in a row. From pinned memory each chunk and its plan are copied first.
+// each of some products in a row. From pinned memory each chunk and its plan are copied first. "One
+// by one" is a batch a chunk, on many streams; batches of more are on as many streams as a
+// connector has batches.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
 #include "device.h"
@@ -28,6 +30,8 @@ namespace
 using namespace cg_test;
 
 const int REPETITIONS = 15, N_STREAMS = 32, N_PRODUCTS = 16;
+const size_t BATCHES[] = {1, 4, 8, 16, 32}; // chunks of a batch
+const size_t N_BATCH_STREAMS = 4;           // CG_DEVICE_BATCHES, in a header that C++ cannot read
 
 struct Timer {
     cudaEvent_t begin, end;
@@ -155,9 +159,18 @@ Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chu
     return out;
 }
 
+void decode_together(const std::vector<Loaded> &chunks, size_t first, size_t n, cudaStream_t stream)
+{
+    cg_cuda_decode_job jobs[CG_CUDA_MAX_JOBS];
+    for (size_t i = 0; i < n; i++)
+        jobs[i] = {&chunks[first + i].planned, chunks[first + i].params};
+    require(cg_cuda_decode(jobs, static_cast<uint32_t>(n), stream), "decode");
+}
+
 void decode(const Loaded &chunk, cudaStream_t stream)
 {
-    require(cg_cuda_decode(&chunk.planned, &chunk.params, stream), "decode");
+    const cg_cuda_decode_job job = {&chunk.planned, chunk.params};
+    require(cg_cuda_decode(&job, 1, stream), "decode");
 }
 
 void upload(const Loaded &chunk, cudaStream_t stream)
@@ -171,20 +184,38 @@ void upload(const Loaded &chunk, cudaStream_t stream)
             "copy");
 }
 
-// work(chunk, stream) for all chunks, dealt out to streams; begins and ends on the first.
+// work(i, stream) for i below n, dealt out to streams; begins and ends on the first.
 template <class Work>
-void for_all(const std::vector<Loaded> &chunks, const std::vector<cudaStream_t> &streams,
-             cudaEvent_t event, const Work &work)
+void deal(size_t n, const std::vector<cudaStream_t> &streams, cudaEvent_t event, const Work &work)
 {
     require(cudaEventRecord(event, streams[0]), "record");
     for (const cudaStream_t stream : streams)
         require(cudaStreamWaitEvent(stream, event, 0), "wait");
-    for (size_t i = 0; i < chunks.size(); i++)
-        work(chunks[i], streams[i % streams.size()]);
+    for (size_t i = 0; i < n; i++)
+        work(i, streams[i % streams.size()]);
     for (const cudaStream_t stream : streams) {
         require(cudaEventRecord(event, stream), "record");
         require(cudaStreamWaitEvent(streams[0], event, 0), "wait");
     }
+}
+
+// work(chunk, stream) for all chunks.
+template <class Work>
+void for_all(const std::vector<Loaded> &chunks, const std::vector<cudaStream_t> &streams,
+             cudaEvent_t event, const Work &work)
+{
+    deal(chunks.size(), streams, event,
+         [&](size_t i, cudaStream_t stream) { work(chunks[i], stream); });
+}
+
+// All chunks in batches of so many.
+void decode_in_batches(const std::vector<Loaded> &chunks, size_t n_jobs,
+                       const std::vector<cudaStream_t> &streams, cudaEvent_t event)
+{
+    deal((chunks.size() + n_jobs - 1) / n_jobs, streams, event, [&](size_t i, cudaStream_t stream) {
+        const size_t first = i * n_jobs;
+        decode_together(chunks, first, std::min(n_jobs, chunks.size() - first), stream);
+    });
 }
 
 // Products in a row, and with each the decoding of so many chunks, which begins when it begins.
@@ -213,8 +244,7 @@ struct Case {
     bool is_scaled = false; // blocks with steps of their own: all seven scales, the most runs
 };
 
-const char *const KINDS[] = {"symbols",  "anchors", "deltas", "exponents",
-                             "rotation", "klt",     "joint"};
+const char *const KINDS[] = {"start", "symbols", "joint", "klt", "anchors", "deltas", "exponents"};
 
 ProfileSpec spec_of(const Case &c)
 {
@@ -268,12 +298,22 @@ void measure(const Subject &subject, const Product &product,
     Timer timer;
     cudaEvent_t event;
     require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+    const std::vector<cudaStream_t> few(streams.begin(), streams.begin() + N_BATCH_STREAMS);
+    std::vector<std::vector<double>> batch_us(std::size(BATCHES)), batches(std::size(BATCHES));
     std::vector<double> one, many, memcpys, alone, beside, paced, uploads, pinned;
     std::vector<std::vector<double>> passes(chunks[0].planned.n_passes);
     for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
         const double t_one = timer.seconds(streams[0], [&] { decode(chunks[0], streams[0]); });
         const double t_many =
             timer.seconds(streams[0], [&] { for_all(chunks, streams, event, decode); });
+        double t_batch[std::size(BATCHES)], t_batches[std::size(BATCHES)];
+        for (size_t k = 0; k < std::size(BATCHES); k++) {
+            t_batch[k] = timer.seconds(streams[0], [&] {
+                decode_together(chunks, 0, std::min(BATCHES[k], chunks.size()), streams[0]);
+            });
+            t_batches[k] = timer.seconds(
+                streams[0], [&] { decode_in_batches(chunks, BATCHES[k], few, event); });
+        }
         const double t_uploads =
             timer.seconds(streams[0], [&] { for_all(chunks, streams, event, upload); });
         const double t_pinned = timer.seconds(streams[0], [&] {
@@ -308,6 +348,10 @@ void measure(const Subject &subject, const Product &product,
             continue;
         one.push_back(t_one * 1e6);
         many.push_back(all_bytes / t_many * 1e-9);
+        for (size_t k = 0; k < std::size(BATCHES); k++) {
+            batch_us[k].push_back(t_batch[k] * 1e6);
+            batches[k].push_back(all_bytes / t_batches[k] * 1e-9);
+        }
         memcpys.push_back(out_bytes / t_copy * 1e-9);
         alone.push_back(t_alone * 1e3);
         beside.push_back(t_beside / t_alone);
@@ -317,10 +361,10 @@ void measure(const Subject &subject, const Product &product,
         for (uint32_t k = 0; k < chunks[0].planned.n_passes; k++) {
             cg_cuda_plan plan = chunks[0].planned;
             plan.n_passes = 1;
-            plan.zeroed_bytes = 0;
             plan.passes[0] = chunks[0].planned.passes[k];
             passes[k].push_back(1e6 * timer.seconds(streams[0], [&] {
-                require(cg_cuda_decode(&plan, &chunks[0].params, streams[0]), "pass");
+                const cg_cuda_decode_job job = {&plan, chunks[0].params};
+                require(cg_cuda_decode(&job, 1, streams[0]), "pass");
             }));
         }
     }
@@ -336,6 +380,11 @@ void measure(const Subject &subject, const Product &product,
            chunks.size(), streams.size(), status);
     print_spread("one_chunk_us", one, ",");
     print_spread("decode_GBps", many, ",");
+    for (size_t k = 0; k < std::size(BATCHES); k++) {
+        const std::string of = "_of_" + std::to_string(BATCHES[k]) + "_";
+        print_spread(("one_batch" + of + "us").c_str(), batch_us[k], ",");
+        print_spread(("batches" + of + "GBps").c_str(), batches[k], ",");
+    }
     print_spread("from_pinned_memory_GBps", pinned, ",");
     print_spread("copies_of_coded_bytes_GBps", uploads, ",");
     print_spread("memcpy_device_GBps", memcpys, ",");

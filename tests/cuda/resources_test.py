@@ -17,22 +17,22 @@ import shutil
 import subprocess
 import sys
 
-KERNELS = {0: "symbols", 1: "anchors", 2: "deltas", 3: "exponents", 4: "rotation", 5: "klt", 6: "joint", 7: "project",
+KERNELS = {0: "start", 1: "symbols", 2: "joint", 3: "klt", 4: "anchors", 5: "deltas", 6: "exponents", 7: "project",
            8: "remove", 9: "quantize", 10: "spectra", 11: "estimate", 12: "code", 13: "pack"}
-THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 512, 6: 512, 7: 128, 8: 128, 9: 128, 10: 128,
+THREADS = {0: 256, 1: 256, 2: 512, 3: 512, 4: 256, 5: 256, 6: 256, 7: 128, 8: 128, 9: 128, 10: 128,
            11: 256, 12: 256, 13: 256}
 # One class is that of idle lanes.
 CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 131 + 1, 78 << 10
 PROJECT_SHARED = 4 * 32 * (32 + 4 + 64 + 4)
 CODING_SUMS = 256 * 8
 SHARED = {
-    0: CLASSES * CLASS_BYTES,
+    0: 0,
     1: CLASSES * CLASS_BYTES,
-    2: CLASSES * CLASS_BYTES,
-    3: MOST_EXACT_CLASSES * CLASS_BYTES,
-    4: 0,
-    5: KLT_SHARED,
-    6: KLT_SHARED,
+    2: KLT_SHARED,
+    3: KLT_SHARED,
+    4: CLASSES * CLASS_BYTES,
+    5: CLASSES * CLASS_BYTES,
+    6: MOST_EXACT_CLASSES * CLASS_BYTES,
     7: PROJECT_SHARED,
     8: PROJECT_SHARED,
     9: 0,

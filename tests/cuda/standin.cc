@@ -536,15 +536,20 @@ void set_shared_bytes(size_t n_bytes)
 {
     most_shared = n_bytes;
 }
-int decode(const cg_cuda_plan *given, const cg_cuda_decode_params *given_params,
-           cg_cuda_stream stream)
+std::atomic<size_t> most_jobs{0};
+int decode(const cg_cuda_decode_job *given, uint32_t n_jobs, cg_cuda_stream stream)
 {
     static std::atomic<uint64_t> seed{1};
-    const cg_cuda_plan plan = *given;
-    const cg_cuda_decode_params params = *given_params;
-    return enqueue(stream, [plan, params] {
-        if (!cg_test::emulate_decode(plan, params, seed++))
-            misused("blocks that kernels cannot take");
+    std::vector<cg_cuda_decode_job> jobs(given, given + n_jobs);
+    std::vector<cg_cuda_plan> plans;
+    for (const cg_cuda_decode_job &job : jobs)
+        plans.push_back(*job.plan);
+    for (size_t most = most_jobs; most < n_jobs && !most_jobs.compare_exchange_weak(most, n_jobs);)
+        ;
+    return enqueue(stream, [jobs, plans]() mutable {
+        for (size_t i = 0; i < jobs.size(); i++)
+            jobs[i].plan = &plans[i];
+        cg_test::emulate_decode(jobs, seed++);
     });
 }
 
@@ -611,6 +616,10 @@ size_t n_projected()
 size_t n_coded()
 {
     return coded;
+}
+size_t n_decoded_together()
+{
+    return most_jobs.exchange(0);
 }
 void code_nothing(bool is_so)
 {
@@ -730,7 +739,8 @@ const cg_standin CONTROL = {fail_call,
                             engine_release,
                             engine_read,
                             code_nothing,
-                            set_shared_bytes};
+                            set_shared_bytes,
+                            n_decoded_together};
 
 } // namespace
 

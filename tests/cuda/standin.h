@@ -62,6 +62,7 @@ struct cg_standin {
 
     void (*code_nothing)(bool is_so);         // kernels that code report success and write nothing
     void (*set_shared_bytes)(size_t n_bytes); // that a thread block may take, of devices opened
+    size_t (*n_decoded_together)();           // chunks of the largest batch since this was asked
 };
 extern "C" const cg_standin *cg_standin_control();
 #endif
