@@ -127,6 +127,13 @@ def quickest(code, **needed):
     return sorted((n, first) for first, n in found.items())
 
 
+def behind_sums(code, **needed):
+    """Instructions of the shortest way from the last tensor instruction to the end that does the work. What stands
+    behind that end belongs to loops before it."""
+    last_of = lambda name: max(i for i, (_, opcode, *_) in enumerate(code) if opcode.startswith(name))  # noqa: E731
+    return shortest(code, last_of("IMMA") + 1, last_of("EXIT"), needed)
+
+
 def hot_loops(library):
     """Instructions of a step and of a lane's block of the inverse KLT, and of a row of a strip."""
     code = functions(library)
@@ -139,7 +146,7 @@ def hot_loops(library):
         "klt_step": quickest(code["klt"], IMMA=16)[0][0],
         "klt_block": quickest(code["klt"], I2FP=32, ST=16)[0][0],
         "joint_step": quickest(code["joint"], IMMA=16)[0][0],
-        "joint_block": (len(code["joint"]) - 1 - max(last for _, last in loops(code["joint"]))) / 2,
+        "joint_block": behind_sums(code["joint"], STG=32) / 2,
         "row": plain[0] / 2,
         "run": a_run_of_two_rows - plain[0],
         "row_with_escape": next(n for n, first in quickest(symbols, VOTE=8, LDS=4, ST=4) if first == plain[1]) / 2,
