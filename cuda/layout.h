@@ -36,7 +36,7 @@ enum {
     CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
     CG_CUDA_TILE_PAIRS = 8,  /* pairs of channels that are rotated together: two tiles of columns */
     CG_CUDA_KLT_COLUMNS = 8, /* warps */
-    CG_CUDA_KLT_ROWS = 2,
+    CG_CUDA_KLT_ROWS = 1,    /* of tiles, one below the other */
     CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_CUDA_KLT_ROWS * CG_RANS_LANES,
     CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
     CG_CUDA_STAGE_STEPS = 3,   /* steps that are fetched together */
@@ -45,7 +45,7 @@ enum {
     CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
     CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
-    CG_CUDA_KLT_SHARED_BYTES = 78 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+    CG_CUDA_KLT_SHARED_BYTES = 52 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
     CG_CUDA_START_THREADS = 256,
 };

@@ -52,7 +52,8 @@ STREAM_BYTES = 132  # codec/rans.h: what a stream adds
 STREAM_PERCENT, SHORT_STREAM_PERCENT = 2, 8  # of a section, at most: as they are, and as short ones
 STREAM_ROWS = 4096  # codec/rans.h: of a stream, over the percent
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
-TILE_TOKENS, TILE_CHANNELS, WARPS, BAND, FREQUENCIES = 256, 128, 16, 32, 8
+TILE_TOKENS, TILE_CHANNELS, WARPS, COLUMNS, BAND = 128, 128, 8, 8, 32  # cuda/layout.h: of a thread block of the sums
+CHUNK_TOKENS, FREQUENCIES = 256, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
 PASSES = ("start", "symbols", "joint", "klt", "anchors", "deltas", "exponents")  # cuda/layout.h
 
@@ -288,14 +289,15 @@ def klt(matrices, level, code, fits_L2, rests, joint=False):
         steps = sum(n * share for n, _, share in digits)
         there = 2 * sum(n * share for band, (n, share, _) in enumerate(digits) for pair in pairs if band < pair)
         fetched = rows * BAND * sum(n * share for band, (n, share, _) in enumerate(digits) for b in bands if band < b)
+        basis = steps * COLUMNS * 512
         stored = written * TILE_TOKENS * TILE_CHANNELS
         unit = {
             "tensor": there * WARPS * 2 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
             "issue": WARPS * (steps * step + 2 * block) / H100["issue_per_clock"],
             # Each warp's own loads of the basis, too: shared memory and the L1 cache have one data path.
             "shared memory": (WARPS * (there + steps) * 512 + fetched) / H100["shared_bytes_per_clock"],
-            "HBM": (stored + (0 if fits_L2 else steps * WARPS / 2 * 512)) / (H100["hbm_GBps"] / n_sm / clock),
-            "L2": (fetched + steps * WARPS / 2 * 512) / (H100["l2_GBps"] / n_sm / clock),
+            "HBM": (stored + (1 - fits_L2) * basis * TILE_TOKENS / CHUNK_TOKENS) / (H100["hbm_GBps"] / n_sm / clock),
+            "L2": (fetched + basis) / (H100["l2_GBps"] / n_sm / clock),
         }
         tiles = m["channels"] / TILE_CHANNELS
         total.update({name: clocks * tiles for name, clocks in unit.items()})
@@ -334,7 +336,7 @@ def instructions_of(matrices, level, code, nested, n_runs):
     for m in matrices:
         for refined, classes in strips(m, level, nested):
             n += 1
-            total += n_runs * code["run"] / (TILE_TOKENS / 8)
+            total += n_runs * code["run"] / (CHUNK_TOKENS / 8)
             if refined:
                 total += code["row_refined"]
                 continue
@@ -366,8 +368,8 @@ def symbols(matrices, level, code, bits, nested, n_channels, n_runs):
 def streams(matrix, level, bits, nested, percent):
     """(strips, streams) of a level's section, as cg_rans_choose_streams() cuts it. bits: an element, of this level."""
     n_strips = sum(1 for _ in strips(matrix, level, nested))
-    affordable = bits / 8 * TILE_TOKENS * matrix["channels"] * percent / 100 / STREAM_BYTES
-    even = math.ceil(n_strips * TILE_TOKENS // FREQUENCIES * percent / STREAM_ROWS)
+    affordable = bits / 8 * CHUNK_TOKENS * matrix["channels"] * percent / 100 / STREAM_BYTES
+    even = math.ceil(n_strips * CHUNK_TOKENS // FREQUENCIES * percent / STREAM_ROWS)
     return n_strips, max(1, min(n_strips, max(int(affordable), min(even, int(2 * affordable)))))
 
 
@@ -388,7 +390,8 @@ def section_bits(m, matrices, joint, level, bits):
 
 def passing(channels, clocks_per_tile):
     """Microseconds of a pass that multiplies, over so many channels of 256 tokens."""
-    waves = math.ceil(channels / TILE_CHANNELS / H100["multiprocessors"])
+    tiles = CHUNK_TOKENS / TILE_TOKENS * channels / TILE_CHANNELS
+    waves = math.ceil(tiles / H100["multiprocessors"])
     return waves * clocks_per_tile / H100["clock_GHz"] / 1e3
 
 
@@ -416,7 +419,7 @@ def one_chunk(matrices, joint, n_matrices, code, bits, levels_of, percent, n_run
                 a_row = own * 8 * m["channels"] / n_strips / 32  # bits of a column of a row
                 refined = level < 2
                 clocks = row_clocks(code["row_refined" if refined else "row"], 0 if refined else 2, a_row, 32)
-                a_strip = TILE_TOKENS / 8 * clocks + n_runs * run_clocks(code["run"])
+                a_strip = CHUNK_TOKENS / 8 * clocks + n_runs * run_clocks(code["run"])
                 longest = max(longest, math.ceil(n_strips / n_streams) * a_strip)
             passes[f"L{level + 1}"] = round(longest / H100["clock_GHz"] / 1e3)
         n_channels = sum(m["channels"] for m in matrices) / len(matrices) * n_matrices
@@ -445,7 +448,7 @@ def projection(matrices, joint, code):
     """An encoder's spectra, projections and symbols at L1, by issue: 4 warps make 32 x 64 sums, a piece of 32 channels
     at a time. What the link moves: K and V up, and rows of the joint matrix; down the K and V that the CPU checks it
     by, symbols and their residues, and what the joint matrix is made of."""
-    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
+    elements = CHUNK_TOKENS * sum(m["channels"] for m in matrices)
     clocks = elements / 32 * code["spectrum"] / H100["issue_per_clock"]
     up, given_bytes = 2 * elements, 0
     for m in matrices + joint:
@@ -456,18 +459,17 @@ def projection(matrices, joint, code):
             columns = math.ceil(exact / 64) + math.ceil((n - exact) / 64)
             pieces["project_piece"] += columns * m["channels"] / 32
             pieces["remove_piece"] += math.ceil(m["channels"] / 64) * math.ceil(exact / 32) if n > exact else 0
-        made = sum(math.ceil(n / 32) for n in m["active"][0] + given) * TILE_TOKENS / 8 * code["symbol"]
+        made = sum(math.ceil(n / 32) for n in m["active"][0] + given) * CHUNK_TOKENS / 8 * code["symbol"]
         clocks += (4 * sum(n * code[kind] for kind, n in pieces.items()) + made) / H100["issue_per_clock"]
         if m in joint:
-            up += (
-                4 * TILE_TOKENS / 8 * m["channels"] * max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
-            )
-        given_bytes += 4 * TILE_TOKENS / 8 * sum(given)
-    cells = TILE_TOKENS / 8 * sum(sum(m["active"][0]) for m in matrices + joint)
+            n_frequencies = max((f + 1 for f, n in enumerate(components) if n > 0), default=0)
+            up += 4 * CHUNK_TOKENS / 8 * m["channels"] * n_frequencies
+        given_bytes += 4 * CHUNK_TOKENS / 8 * sum(given)
+    cells = CHUNK_TOKENS / 8 * sum(sum(m["active"][0]) for m in matrices + joint)
     return {
         "GBps": round(2 * elements * H100["multiprocessors"] * H100["clock_GHz"] / clocks),
         "bytes_up_an_element": round(up / elements, 2),
-        "bytes_down_an_element": round(2 + ((2 + 4 / (TILE_TOKENS / 8)) * cells + given_bytes) / elements, 2),
+        "bytes_down_an_element": round(2 + ((2 + 4 / (CHUNK_TOKENS / 8)) * cells + given_bytes) / elements, 2),
     }
 
 
@@ -476,8 +478,8 @@ def coding(matrices, joint, code, bits, n_runs):
     estimate, which looks at every eighth row, and a stream in the coding; copies to the host are the link's. An escape
     is counted where a decoder has one or searches. alone_us: one task after another, the largest stream of each, where
     latencies bound."""
-    rows, c = TILE_TOKENS / 8, H100["clocks"]
-    elements = TILE_TOKENS * sum(m["channels"] for m in matrices)
+    rows, c = CHUNK_TOKENS / 8, H100["clocks"]
+    elements = CHUNK_TOKENS * sum(m["channels"] for m in matrices)
     issued = alone = 0.0
     for m in matrices + joint:
         longest = 0.0

@@ -382,7 +382,7 @@ TEST_F(GpuTest, WhereAThreadBlockHasTooLittleSharedMemoryTheCpuDoesAllButL0)
     const Store store(true, spec_2(true, nesting_spec()));
     for (const bool is_enough : {true, false}) {
         SCOPED_TRACE(is_enough);
-        standin().set_shared_bytes(is_enough ? 99 << 10 : 64 << 10);
+        standin().set_shared_bytes(is_enough ? 99 << 10 : 48 << 10);
         const size_t n_projected = standin().n_projected();
         GpuEngine engine(store, "\"store_levels\": [\"L0\", \"L1\", \"L2\", \"L3\"]");
         ASSERT_EQ(engine.register_status, CACHEGEN_OK) << engine.info().gpu_reason;
