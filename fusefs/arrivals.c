@@ -72,7 +72,7 @@ int cg_arrivals_hold(cg_fs *fs, cg_fs_node *node, int fd, cg_gate *before_out)
         return EBUSY;
     /* A mapping keeps its file open: it would change the pages that readers of the name see. */
     int error =
-        *before_out != CG_GATE_SEALED && cg_open_file_stays_written(&fs->nodes, node) ? EBUSY : 0;
+        *before_out != CG_GATE_SEALED && cg_fs_file_stays_written(&fs->nodes, node) ? EBUSY : 0;
     if (error == 0)
         error = cg_claim_to_publish(fd);
     if (error != 0)

@@ -56,7 +56,7 @@ static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file *
     file->text = text;
     file->text_bytes = strlen(text);
     cg_nodes_pin(&fs->nodes, node);
-    cg_open_file_join(&fs->nodes, file);
+    cg_fs_file_join(&fs->nodes, file);
     *file_out = file;
     return 0;
 }
@@ -66,7 +66,7 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
 {
     const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
     const int error =
-        fd < 0 ? errno : cg_open_file_new(fs, pending->node, fd, writable, pending, file_out);
+        fd < 0 ? errno : cg_fs_file_new(fs, pending->node, fd, writable, pending, file_out);
     if (error != 0)
         cg_pending_put(fs, pending);
     return error;
@@ -105,7 +105,7 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
             free(path);
             return has_acls ? EACCES : ESTALE; /* the kernel looks the name up again */
         }
-        if ((error = cg_open_file_new(fs, node, fd, writable, NULL, file_out)) != 0) {
+        if ((error = cg_fs_file_new(fs, node, fd, writable, NULL, file_out)) != 0) {
             free(path);
             return error;
         }
@@ -116,7 +116,7 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
             cg_space_touch(fs, fd);
             count_chunk(fs, path);
         } else if (!writable) {
-            cg_open_file_compare(fs, *file_out);
+            cg_fs_file_compare(fs, *file_out);
         }
         free(path);
     }
@@ -232,7 +232,7 @@ static int open_created(cg_fs *fs, const creation *c, int fd, cg_fs_entry *entry
     }
     /* The inode number may have been a published file's. */
     cg_gate_unseal(&fs->nodes, entry_out->node);
-    if ((error = cg_open_file_new(fs, entry_out->node, fd, true, NULL, file_out)) != 0) {
+    if ((error = cg_fs_file_new(fs, entry_out->node, fd, true, NULL, file_out)) != 0) {
         cg_fs_forget(fs, entry_out->node, 1);
         return error;
     }
@@ -289,7 +289,7 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         return;
     cg_tree_parse(path, &name);
     if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
-        !cg_open_file_is_being_written(&fs->nodes, file->node)) {
+        !cg_fs_file_is_being_written(&fs->nodes, file->node)) {
         /* A profile is linked: nobody may begin to write to it until its second name is there. */
         const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
         if (cg_claim_to_publish(file->fd) == 0)
@@ -302,19 +302,19 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
 void cg_fs_release(cg_fs *fs, cg_fs_file *file)
 {
     if (file->fd < 0) {
-        cg_open_file_part(&fs->nodes, file);
+        cg_fs_file_part(&fs->nodes, file);
         cg_nodes_unpin(&fs->nodes, file->node);
         free(file->text);
         free(file);
         return;
     }
     const uid_t opener = file->opener;
-    cg_open_file_leave(fs, file);
+    cg_fs_file_leave(fs, file);
     /* After it has left the list: it must not count as one that is still being written. */
     if (file->pending != NULL)
         cg_pending_put(fs, file->pending);
     else if (file->writable)
         adopt_ordinary(fs, file);
-    cg_open_file_unuse(&fs->nodes, file);
+    cg_fs_file_unuse(&fs->nodes, file);
     cg_fs_give_back_descriptor(fs, opener);
 }

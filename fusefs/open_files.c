@@ -21,8 +21,8 @@ static void take_out(cg_fs_file *file)
     *link = file->next;
 }
 
-int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
-                     cg_fs_file **file_out)
+int cg_fs_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
+                   cg_fs_file **file_out)
 {
     cg_nodes *nodes = &fs->nodes;
     *file_out = NULL;
@@ -55,8 +55,8 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
     /* In the list first: whoever checks the file from now on sees that it is open for writing. And
      * if somebody did not see it, the gate is closed now. */
     if (file->cached && !cg_gate_enter(nodes, node)) {
-        cg_open_file_leave(fs, file);
-        cg_open_file_unuse(nodes, file);
+        cg_fs_file_leave(fs, file);
+        cg_fs_file_unuse(nodes, file);
         return EPERM;
     }
     if (file->cached)
@@ -65,7 +65,7 @@ int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_p
     return 0;
 }
 
-void cg_open_file_compare(cg_fs *fs, cg_fs_file *file)
+void cg_fs_file_compare(cg_fs *fs, cg_fs_file *file)
 {
     const cg_settled now = cg_watch_settle(fs, file->fd);
     if (now.changed_ns == 0)
@@ -84,7 +84,7 @@ void cg_open_file_compare(cg_fs *fs, cg_fs_file *file)
     pthread_mutex_unlock(&fs->nodes.lock);
 }
 
-cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node)
+cg_fs_file *cg_fs_file_use_any(cg_nodes *nodes, cg_fs_node *node)
 {
     pthread_mutex_lock(&nodes->lock);
     cg_fs_file *file = node->files;
@@ -94,7 +94,7 @@ cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node)
     return file;
 }
 
-void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file)
+void cg_fs_file_unuse(cg_nodes *nodes, cg_fs_file *file)
 {
     cg_fs_node *node = file->node;
     pthread_mutex_lock(&nodes->lock);
@@ -120,7 +120,7 @@ static bool has_writers(const cg_fs_node *node, bool *flushed_out)
     return found;
 }
 
-bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
+bool cg_fs_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
 {
     const struct timespec deadline = cg_nodes_deadline(1);
     bool found, flushed;
@@ -132,7 +132,7 @@ bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
     return found;
 }
 
-bool cg_open_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node)
+bool cg_fs_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node)
 {
     bool flushed;
     pthread_mutex_lock(&nodes->lock);
@@ -141,21 +141,21 @@ bool cg_open_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node)
     return found;
 }
 
-void cg_open_file_join(cg_nodes *nodes, cg_fs_file *file)
+void cg_fs_file_join(cg_nodes *nodes, cg_fs_file *file)
 {
     pthread_mutex_lock(&nodes->lock);
     put_in(file);
     pthread_mutex_unlock(&nodes->lock);
 }
 
-void cg_open_file_part(cg_nodes *nodes, cg_fs_file *file)
+void cg_fs_file_part(cg_nodes *nodes, cg_fs_file *file)
 {
     pthread_mutex_lock(&nodes->lock);
     take_out(file);
     pthread_mutex_unlock(&nodes->lock);
 }
 
-void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
+void cg_fs_file_leave(cg_fs *fs, cg_fs_file *file)
 {
     pthread_mutex_lock(&fs->nodes.lock);
     take_out(file);
@@ -164,7 +164,7 @@ void cg_open_file_leave(cg_fs *fs, cg_fs_file *file)
     cg_read_note *noted = &fs->nodes.read_notes[file->note.generation % CG_N_READ_NOTES];
     if (file->note.changed_ns != 0 && !file->unchanged && file->note.n_changes == noted->n_changes)
         *noted = file->note;
-    /* For cg_open_file_stays_written(). */
+    /* For cg_fs_file_stays_written(). */
     if (file->writable)
         pthread_cond_broadcast(&fs->nodes.changed);
     pthread_mutex_unlock(&fs->nodes.lock);

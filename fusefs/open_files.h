@@ -38,29 +38,29 @@ struct cg_fs_file {
  * again and keep its time. A write gives the file the time of the write's beginning, so the watch
  * voids notes at its end. A mapping may write to the file without a new time, so no note is good
  * for longer than attributes are. */
-void cg_open_file_compare(cg_fs *fs, cg_fs_file *file);
+void cg_fs_file_compare(cg_fs *fs, cg_fs_file *file);
 
 /* Puts an open file into the node's list, with one user. It owns fd from now on; after an error fd
  * is closed. pending: the pending file that fd belongs to, or NULL.
  * 0 or an errno value. ENOMEM. ETXTBSY: it is opened for writing, but others read it by
  * passthrough. EPERM: it is opened for writing, but has been published meanwhile. Waits for a check
  * under way. */
-int cg_open_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
-                     cg_fs_file **file_out);
+int cg_fs_file_new(cg_fs *fs, cg_fs_node *node, int fd, bool writable, cg_fs_pending *pending,
+                   cg_fs_file **file_out);
 /* Puts a virtual file, which is text, into its node's list, and takes it out. */
-void cg_open_file_join(cg_nodes *nodes, cg_fs_file *file);
-void cg_open_file_part(cg_nodes *nodes, cg_fs_file *file);
+void cg_fs_file_join(cg_nodes *nodes, cg_fs_file *file);
+void cg_fs_file_part(cg_nodes *nodes, cg_fs_file *file);
 /* Takes the file out of the node's list. Its descriptor stays open until the last user is gone. */
-void cg_open_file_leave(cg_fs *fs, cg_fs_file *file);
-/* One of the node's open files, with one more user until cg_open_file_unuse(); or NULL. */
-cg_fs_file *cg_open_file_use_any(cg_nodes *nodes, cg_fs_node *node);
-void cg_open_file_unuse(cg_nodes *nodes, cg_fs_file *file);
+void cg_fs_file_leave(cg_fs *fs, cg_fs_file *file);
+/* One of the node's open files, with one more user until cg_fs_file_unuse(); or NULL. */
+cg_fs_file *cg_fs_file_use_any(cg_nodes *nodes, cg_fs_node *node);
+void cg_fs_file_unuse(cg_nodes *nodes, cg_fs_file *file);
 /* Whether a node's file is open for writing. */
-bool cg_open_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node);
+bool cg_fs_file_is_being_written(cg_nodes *nodes, const cg_fs_node *node);
 /* The same, and whether it stays so. Waits up to a second for files that were closed: the
  * kernel tells of the last close some time after the caller's close(), and not before a mapping is
  * gone. */
-bool cg_open_file_stays_written(cg_nodes *nodes, const cg_fs_node *node);
+bool cg_fs_file_stays_written(cg_nodes *nodes, const cg_fs_node *node);
 
 #ifdef __cplusplus
 }

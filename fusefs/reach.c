@@ -69,13 +69,13 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
             break;
     }
     if (error == ESTALE || error == ENOENT) { /* unlinked, but perhaps open */
-        cg_fs_file *file = cg_open_file_use_any(&fs->nodes, node);
+        cg_fs_file *file = cg_fs_file_use_any(&fs->nodes, node);
         if (file != NULL) {
             /* Not dup(): the flags may differ. */
             const cg_proc_path proc = cg_reach_proc_path(file->fd);
             *fd_out = open(proc.text, flags | O_CLOEXEC);
             error = *fd_out < 0 ? errno : 0;
-            cg_open_file_unuse(&fs->nodes, file);
+            cg_fs_file_unuse(&fs->nodes, file);
         }
     }
     if (error == 0 && path_out != NULL) {
@@ -120,7 +120,7 @@ int cg_reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out)
         *reached_out = (cg_reached){.fd = fs->root_fd, .file = NULL};
         return 0;
     }
-    cg_fs_file *file = cg_open_file_use_any(&fs->nodes, node);
+    cg_fs_file *file = cg_fs_file_use_any(&fs->nodes, node);
     *reached_out = (cg_reached){.fd = file == NULL ? -1 : file->fd, .file = file};
     return file != NULL ? 0 : cg_reach_open(fs, node, O_PATH, &reached_out->fd, NULL);
 }
@@ -128,7 +128,7 @@ int cg_reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out)
 void cg_reach_end(cg_fs *fs, cg_reached *reached)
 {
     if (reached->file != NULL)
-        cg_open_file_unuse(&fs->nodes, reached->file);
+        cg_fs_file_unuse(&fs->nodes, reached->file);
     else if (reached->fd != fs->root_fd)
         close(reached->fd);
 }
