@@ -191,7 +191,8 @@ class Engine
         x ^= x >> 15;
         x *= 2246822519u;
         x ^= x >> 13;
-        Bytes bytes;
+        thread_local Bytes bytes; // its memory serves again
+        bytes.clear();
         put_element(&bytes, dtype_, amplitude * (static_cast<float>(x % 4096) / 1024 - 2));
         memcpy(out, bytes.data(), bytes.size());
     }
