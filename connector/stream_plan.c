@@ -2,6 +2,7 @@
 
 #include "connector/quality.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -429,14 +430,17 @@ static double window_bytes(const cg_stream *stream, uint32_t index, const cg_spe
     return !is_far(speeds) || is_papers(stream) || bytes > most ? most : bytes;
 }
 
-/* A range of a far store. As many make up the window as may be under way, but none is so small that
- * it is nothing but a round trip. Those that begin together are of different size: alike they would
- * end together, and the link would be idle for a round trip. */
-static double far_range(const cg_stream_plan *plan, double window)
+/* A range of a far store, of most_bytes at most. Those that begin together are of different size:
+ * alike they would end together, and the link would be idle for a round trip. They are whole pages,
+ * so there are no more of them under way than two of one page, two of two, and so on. */
+static double far_range(const cg_stream_plan *plan, double window, double most_bytes)
 {
-    double n = window / LEAST_FAR_RANGE;
-    n = n < MIN_READS ? MIN_READS : n < plan->depth ? n : plan->depth;
-    return plan->n_reading < n ? window / n * 2 * (plan->n_reading + 1) / (n + 1) : window / n;
+    double n = 2 * sqrt(window / PAGE_BYTES);
+    n = n < MIN_READS ? MIN_READS : n < plan->depth ? floor(n) : plan->depth;
+    const double largest = 2 * window / (n + 1);
+    if (plan->n_reading >= n)
+        return window / n < most_bytes ? window / n : most_bytes;
+    return (largest < most_bytes ? largest : most_bytes) * (plan->n_reading + 1) / n;
 }
 
 /* How large a range may be. Small ones cost round trips, and pay where the rest of a chunk may have
@@ -449,12 +453,12 @@ static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream,
     if (!(link_bps > 0))
         return stream->has_fixed_level ? RANGE : FIRST_RANGE;
     double bytes = RANGE;
-    if (is_far(speeds))
-        bytes = far_range(plan, window_bytes(stream, index, speeds, link_bps));
     const double most = link_bps / 8 * RANGE_MS / 1000;
     /* A chunk of one level is of use only whole. */
     if (cg_stream_is_anytime(stream) && !plan->planned.has_slack && bytes > most)
         bytes = most;
+    if (is_far(speeds))
+        bytes = far_range(plan, window_bytes(stream, index, speeds, link_bps), bytes);
     if (bytes >= RANGE)
         return RANGE;
     const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;

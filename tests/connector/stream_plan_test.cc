@@ -399,6 +399,23 @@ TEST_F(StreamPlanTest, OfAFarStoreFewChunksAreUnderWayInRangesThatEndOneAfterThe
     }
 }
 
+// Pages are large beside what a slow link moves in a round trip.
+TEST_F(StreamPlanTest, RangesOfAFarStoreThatBeginTogetherAreNotAllOfOneSize)
+{
+    for (double link_bytes_per_s : {375e3, 750e3, 1500e3}) {
+        Stream stream(20, static_cast<uint64_t>(2300 * KB / link_bytes_per_s * 1e9)); // just L3
+        start(16, 100000 * KB);
+        link(link_bytes_per_s);
+        speeds.latency_ns = 10 * MS;
+        add(&stream);
+        std::vector<uint64_t> sizes;
+        while (const cg_stream_read *read = next())
+            sizes.push_back(read->bytes);
+        const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+        EXPECT_LT(*least, *most) << sizes.size() << " reads at " << link_bytes_per_s;
+    }
+}
+
 TEST_F(StreamPlanTest, MemoryThatIsFullIsMadeFreeByDecodingWhatIsThere)
 {
     Stream stream(20);

@@ -87,7 +87,7 @@ TEST(SimTest, OnASteadyLinkNoLoadIsLateThatCouldBeInTime)
 {
     for (const Model &model : {smollm2(), llama8b()})
         for (double budget_s : {0.5, 1.0, 2.0, 5.0})
-            for (double part : {1.6, 3.0, 10.0, 100.0}) { // of what L3 needs
+            for (double part : {1.1, 1.3, 1.6, 3.0, 10.0, 100.0}) { // of what L3 needs
                 SCOPED_TRACE(testing::Message() << model.name << " " << budget_s << " s, " << part);
                 const double bits =
                     8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
