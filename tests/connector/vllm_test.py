@@ -66,8 +66,23 @@ def holds(condition, what):
         raise AssertionError(what)
 
 
+def ours(connector):
+    """The CachegenConnector that is connector, or is one of MultiConnector's."""
+    return getattr(connector, "_connectors", [connector])[-1]
+
+
+def beside_another(connector):
+    """The configuration of MultiConnector, with another connector before ours."""
+    idle = {"kv_connector": "IdleConnector", "kv_connector_module_path": "idle_connector", "kv_role": "kv_both"}
+    policy = {"kv_load_failure_policy": connector["kv_load_failure_policy"]}
+    return {
+        "kv_connector": "MultiConnector", "kv_role": "kv_both", **policy,
+        "kv_connector_extra_config": {"connectors": [idle, connector]},
+    }  # fmt: skip
+
+
 class Engine:
-    def __init__(self, root, dtype, n_blocks=64, engine_args=None, model=MODEL, **config):
+    def __init__(self, root, dtype, n_blocks=64, engine_args=None, model=MODEL, is_multi=False, **config):
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE="1",
             HF_HUB_OFFLINE="1",
@@ -88,17 +103,18 @@ class Engine:
             "encode_nice": 0,  # saves are waited for, also where the machine is busy
             **config,
         }
+        connector = {
+            "kv_connector": "CachegenConnector",
+            "kv_connector_module_path": "cachegen.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": extra,
+        }
         self.llm = LLM(
             model=model,
             dtype=dtype,
             num_gpu_blocks_override=n_blocks,
-            kv_transfer_config={
-                "kv_connector": "CachegenConnector",
-                "kv_connector_module_path": "cachegen.vllm",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": extra,
-            },
+            kv_transfer_config=beside_another(connector) if is_multi else connector,
             **{
                 "max_model_len": 3072,
                 "max_num_batched_tokens": STEP_TOKENS,
@@ -107,7 +123,7 @@ class Engine:
                 **(engine_args or {}),
             },
         )
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
+        self.scheduler = ours(self.llm.llm_engine.engine_core.engine_core.scheduler.connector).scheduler
 
     def params(self, max_tokens=12, **transfer):
         named = {f"cachegen.{key}": value for key, value in transfer.items()}
@@ -142,7 +158,7 @@ class Engine:
         """Where it is in this process."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return get_kv_transfer_group().worker
+        return ours(get_kv_transfer_group()).worker
 
     def on_workers(self, function):
         """What function(worker's side) returns, in the process of each rank."""
@@ -150,7 +166,7 @@ class Engine:
         def call(_vllm_worker):
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            return function(get_kv_transfer_group().worker)
+            return function(ours(get_kv_transfer_group()).worker)
 
         return self.llm.llm_engine.model_executor.collective_rpc(call)
 
@@ -641,7 +657,8 @@ def windows_phase(work, cases):
 
 
 def ranks_phase(work, cases):
-    """float32, a small model of random weights: an engine of two ranks and one of one rank, on one store."""
+    """float32, a small model of random weights: an engine of two ranks, and one of one rank that has another connector
+    beside ours, on one store."""
     # On a CPU without AVX-512 torch.compile makes vLLM's get_masked_input_and_mask() wrong, which only ranks use.
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     import torch
@@ -661,7 +678,7 @@ def ranks_phase(work, cases):
         engine_args={**args, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
         **chunk,
     )  # fmt: skip
-    one = Engine(root, "float32", model=model, engine_args=args, **chunk)
+    one = Engine(root, "float32", model=model, engine_args=args, is_multi=True, **chunk)
     prompts = [[random.Random(seed).randrange(3, 1024) for _ in range(203)] for seed in (1, 2, 3)]
     whole = 203 // 32 * 32
 
@@ -689,11 +706,12 @@ def ranks_phase(work, cases):
         for engine in (one, two):
             answer = ask(engine, prompts[2])
             equal((answer.hit, answer.tokens), (whole, answers[0]), "tokens loaded, answer")
-    with cases("a rank that loses its load makes all recompute"):
+    with cases("a rank that loses its load makes all recompute, and so does MultiConnector"):
         for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
             os.truncate(path, os.path.getsize(path) // 2)
-        answer = ask(two, prompts[0])
-        equal((answer.hit, answer.tokens), (0, ask(one, prompts[0], salt="cold").tokens), "tokens loaded, answer")
+        for engine, other, prompt in ((two, one, prompts[0]), (one, two, prompts[1])):
+            answer = ask(engine, prompt)
+            equal((answer.hit, answer.tokens), (0, ask(other, prompt, salt="cold").tokens), "tokens loaded, answer")
     with cases("an engine that only reads tries no save"):
         one.llm.llm_engine.engine_core.shutdown()
         reader = Engine(root, "float32", model=model, engine_args=args, read_only=True, **chunk)
