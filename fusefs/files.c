@@ -111,9 +111,7 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
         }
         (*file_out)->appends = appends;
         (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
-        /* Being read counts as use, by which room is made (fusefs/space.h). */
         if ((*file_out)->immutable) {
-            cg_space_touch(fs, fd);
             count_chunk(fs, path);
         } else if (!writable) {
             cg_fs_file_compare(fs, *file_out);
@@ -315,6 +313,10 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
         cg_pending_put(fs, file->pending);
     else if (file->writable)
         adopt_ordinary(fs, file);
+    else if (file->immutable)
+        /* Being read counts as use, by which room is made (fusefs/space.h). Noted at the end, for
+         * which nobody waits: on a frozen store it would keep the reader waiting. */
+        cg_space_touch(fs, file->fd);
     cg_fs_file_unuse(&fs->nodes, file);
     cg_fs_give_back_descriptor(fs, opener);
 }

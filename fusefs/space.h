@@ -28,7 +28,7 @@ bool cg_space_is_due(cg_fs *fs, int64_t now_s);
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
 /* The file fd was published by a rename or a link. */
 void cg_space_arrived(cg_fs *fs, int fd);
-/* Notes that a published file was opened to be read: that keeps it. The note is the file's time of
+/* Notes that a published file was read: that keeps it. The note is the file's time of
  * access, so that all hosts and the next daemon see it. It is set at most once an hour, and also
  * where the store is mounted noatime. A mount without a quota and without -o keep notes nothing. */
 void cg_space_touch(cg_fs *fs, int fd);
