@@ -155,25 +155,62 @@ uint64_t cg_fs_identity(const cg_fs *fs, int dir_fd, const char *leaf)
     return identity;
 }
 
+enum { OTHER_FILE = -1, MAX_LOOKS = 100 };
+
+/* Opens the file that has these attributes and this identity, if it still has the name. OTHER_FILE:
+ * another one has it by now, or none has. They may even be of two files. */
+static int hold(const cg_fs *fs, int dir_fd, const char *name, const struct stat *attr,
+                uint64_t identity, int *fd_out)
+{
+    struct stat held;
+    *fd_out = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd_out < 0)
+        return errno == ENOENT ? OTHER_FILE : errno;
+    if (fstat(*fd_out, &held) == 0 && held.st_dev == attr->st_dev && held.st_ino == attr->st_ino &&
+        cg_fs_identity(fs, *fd_out, "") == identity)
+        return 0;
+    close(*fd_out);
+    return OTHER_FILE;
+}
+
+/* The look at a file and its node. */
+static int look(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
+                struct stat *attr_out, cg_view *view_out, cg_fs_node **node_out)
+{
+    int held_fd = -1, error = cg_view_stat(dir_fd, name, path, attr_out, view_out);
+    if (error != 0)
+        return error;
+    const uint64_t identity = cg_fs_identity(fs, dir_fd, name);
+    if (identity != 0 && (*node_out = cg_nodes_enter_known(&fs->nodes, parent, name, attr_out,
+                                                           identity, view_out)) != NULL)
+        return 0;
+    if (identity != 0 && (error = hold(fs, dir_fd, name, attr_out, identity, &held_fd)) != 0)
+        return error;
+    *node_out = cg_nodes_enter(&fs->nodes, parent, name, attr_out, identity, view_out);
+    if (held_fd >= 0)
+        close(held_fd);
+    return *node_out == NULL ? ENOMEM : 0;
+}
+
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,
                 cg_fs_entry *entry_out)
 {
     cg_view view;
+    int error = OTHER_FILE;
     /* Read before the stat: a change that the watch sees in between makes the answer one that the
      * kernel must not trust for long. */
     const uint64_t seen = fs->watch.n_seen;
-    const int error = cg_view_stat(dir_fd, name, path, &entry_out->attr, &view);
+    for (int i = 0; error == OTHER_FILE && i < MAX_LOOKS; i++)
+        error = look(fs, parent, dir_fd, name, path, &entry_out->attr, &view, &entry_out->node);
     if (error != 0)
-        return error;
+        return error == OTHER_FILE ? ESTALE : error;
     entry_out->may_not_be_cached = false;
-    entry_out->node = cg_nodes_enter(&fs->nodes, parent, name, &entry_out->attr,
-                                     cg_fs_identity(fs, dir_fd, name), &view);
     entry_out->may_be_old = seen != fs->watch.n_seen;
     entry_out->is_lasting =
         S_ISDIR(entry_out->attr.st_mode) ||
         (path != NULL && is_strict_path(path) && S_ISREG(entry_out->attr.st_mode));
     cg_view_attr(&view, &entry_out->attr);
-    return entry_out->node == NULL ? ENOMEM : 0;
+    return 0;
 }
 
 /* In a set-group-id directory the group is the directory's. */

@@ -279,8 +279,10 @@ size_t cg_nodes_count(cg_nodes *nodes)
     return n;
 }
 
-cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
-                           const struct stat *attr, uint64_t identity, const cg_view *view)
+/* makes: the node, where there is none. */
+static cg_fs_node *enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                         const struct stat *attr, uint64_t identity, const cg_view *view,
+                         bool makes)
 {
     if (view == NULL)
         view = &WHOLE;
@@ -293,7 +295,7 @@ cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name
                             node->type != (attr->st_mode & S_IFMT) || node->is_removed ||
                             node->identity != identity || !cg_view_equal(&node->view, view)))
         node = node->hash_next;
-    if (node == NULL) {
+    if (node == NULL && makes) {
         bury_others(nodes, attr, identity);
         node = insert_node(nodes, attr, identity, view);
     }
@@ -304,6 +306,18 @@ cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name
     }
     pthread_mutex_unlock(&nodes->lock);
     return node;
+}
+
+cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                           const struct stat *attr, uint64_t identity, const cg_view *view)
+{
+    return enter(nodes, parent, name, attr, identity, view, true);
+}
+
+cg_fs_node *cg_nodes_enter_known(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                                 const struct stat *attr, uint64_t identity, const cg_view *view)
+{
+    return enter(nodes, parent, name, attr, identity, view, false);
 }
 
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type)

@@ -115,9 +115,13 @@ void cg_nodes_destroy(cg_nodes *nodes);
 /* The node of the file that attr (the store's) and identity describe, and of this view of it (NULL:
  * the whole).
  * It gets one more look-up, and the name in parent (name NULL: no name). A node that had this name
- * before loses it. NULL without memory. */
+ * before loses it. With an identity, the caller has the file open: while he has, its number is no
+ * other's, and nodes of that number with another identity are dead. NULL without memory. */
 cg_fs_node *cg_nodes_enter(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                            const struct stat *attr, uint64_t identity, const cg_view *view);
+/* The same of a file that need not be open, if its node is there; else NULL. */
+cg_fs_node *cg_nodes_enter_known(cg_nodes *nodes, cg_fs_node *parent, const char *name,
+                                 const struct stat *attr, uint64_t identity, const cg_view *view);
 /* The node of a virtual file (fusefs/control.h), by its number; with one more look-up. */
 cg_fs_node *cg_nodes_enter_control(cg_nodes *nodes, int control, mode_t type);
 /* Takes n look-ups away; the node may be gone after that. */

@@ -199,6 +199,31 @@ TEST_F(FsTest, AFileThatTakesOverTheNumberOfARemovedOneIsAnotherNode)
         GTEST_SKIP() << "no inode number came back: files are not told apart by more";
 }
 
+// The number that it is known by is of the one file, and what tells that from others of the other.
+TEST_F(FsTest, AFileWhoseNameGoesToAnotherDuringALookUpIsNotTakenForGone)
+{
+    cg_fs_file *file;
+    bool is_moved = false;
+    ASSERT_EQ(fs.put("m/first", Bytes{'x'}), 0);
+    ASSERT_EQ(fs.put("m/second", Bytes{'y'}), 0);
+    ASSERT_EQ(fs.link("m/first", "m/kept"), 0);
+    cg_fs_node *const node = fs.find("m/kept");
+    {
+        const cg_test::StatHook hook([&](const char *name) {
+            if (is_moved || strcmp(name, "first") != 0)
+                return;
+            is_moved = true; // past the mount, as a scrubber does it
+            std::filesystem::rename(store.path + "/m/second", store.path + "/m/first");
+        });
+        EXPECT_NE(fs.find("m/first"), node);
+    }
+    EXPECT_TRUE(is_moved);
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_RDONLY, &file), 0);
+    cg_fs_release(fs.fs, file);
+    EXPECT_EQ(fs.find("m/kept"), node);
+    EXPECT_EQ(fs.get("m/first"), Bytes{'y'});
+}
+
 TEST_F(ProfileTest, WhatTakesTheNameOfACheckedOneIsNotInstalled)
 {
     EXPECT_EQ(fs.put("m/other", Bytes{'x'}), 0);
