@@ -68,8 +68,11 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = cg_store_adopt(fs->root_fd, &hook, path, header);
     else if (name->kind == CG_TREE_CONTEXT_PROFILE)
-        status = cg_store_adopt_profile(fs->root_fd, &hook, path,
-                                        fd >= 0 && fstat(fd, &held) == 0 ? &held : NULL);
+        /* On a store that is not local a file may have another number by each of its names, as over
+         * sshfs. */
+        status = cg_store_adopt_profile(
+            fs->root_fd, &hook, path,
+            fs->has_identities && fd >= 0 && fstat(fd, &held) == 0 ? &held : NULL);
     else if (name->kind == CG_TREE_CONTEXT_MODEL)
         status = cg_store_adopt_model(fs->root_fd, &hook, path);
     else

@@ -48,8 +48,8 @@ struct cg_fs {
     bool read_only; /* asked for, or the store is */
     bool ignores_acls;
     cg_acl_notes acl_notes;
-    bool is_root; /* what is created is given to its caller */
-    bool has_identities;
+    bool is_root;        /* what is created is given to its caller */
+    bool has_identities; /* the store is local: a file has one number, and an identity */
     uint64_t max_file_bytes;
     size_t max_listed_files;
     uint64_t scrub_bytes_per_s;

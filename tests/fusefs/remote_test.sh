@@ -76,5 +76,12 @@ mount_store -o quota=1G
 check "a chunk is read" cmp "$mnt/$object" "$tmp/below/$object"
 mountpoint -q "$tmp/below" && check "which is a use" [ "$(stat -c %X "$tmp/below/$object")" -gt "$before" ]
 check "and no change" equal "$(stat -c %Y "$tmp/below/$object")" "$before"
+# There a file has another number by each of its names.
+mkdir -p "$mnt/linked/contexts/c" "$mnt/moved/contexts/c"
+cp "$(dirname "$0")/../golden/v1/profile.cgp" "$mnt/profile"
+check "ln of a profile" ln "$mnt/profile" "$mnt/linked/contexts/c/profile.cgp"
+check "which is adopted" cmp "$mnt/profile" "$mnt"/linked/profiles/*.cgp
+check "mv of a profile" mv "$mnt/profile" "$mnt/moved/contexts/c/profile.cgp"
+check "which is adopted, too" cmp "$mnt/moved/contexts/c/profile.cgp" "$mnt"/moved/profiles/*.cgp
 unmount
 report
