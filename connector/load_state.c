@@ -254,10 +254,12 @@ static bool take_sizes(cg_load_chunk *chunk, const cg_stream_read *read,
 {
     cachegen_load *load = chunk->load;
     const uint8_t levels = levels_of_file(chunk, read->file_level);
-    if (header != NULL && cg_stream_sized(&load->op.runtime->stream_plan, &load->stream,
-                                          chunk->index, header->level_bytes))
+    /* A look-up's plan has no larger sizes either. */
+    const bool is_chunk = header != NULL && header->file_bytes <= CG_PLAN_MOST_LEVEL_BYTES;
+    if (is_chunk && cg_stream_sized(&load->op.runtime->stream_plan, &load->stream, chunk->index,
+                                    header->level_bytes))
         return true;
-    fail(chunk, levels, header != NULL ? CG_ERR_NOT_FOUND : CG_ERR_CORRUPT);
+    fail(chunk, levels, is_chunk ? CG_ERR_NOT_FOUND : CG_ERR_CORRUPT);
     return false;
 }
 

@@ -12,7 +12,6 @@ enum {
     CHECK_BYTES = CG_KEY_BYTES
 };
 static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'L', 'A', 'N', '\r', '\n'};
-static const uint64_t MAX_LEVEL_BYTES = (uint64_t)1 << 40; /* keeps the controller's sums finite */
 
 size_t cg_plan_bytes(const cg_plan *plan)
 {
@@ -118,7 +117,7 @@ static cg_status read_chunks(cg_cursor *in, cg_plan *plan)
         for (int l = 0; l < CG_N_LEVELS; l++) {
             if (!cg_cursor_u64(in, &chunk->sizes.bytes[l]))
                 return CG_ERR_TRUNCATED;
-            if (chunk->sizes.bytes[l] > MAX_LEVEL_BYTES)
+            if (chunk->sizes.bytes[l] > CG_PLAN_MOST_LEVEL_BYTES)
                 return CG_ERR_CORRUPT;
         }
         /* Only the last chunk may be a tail. */

@@ -743,13 +743,13 @@ bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_ind
 {
     cg_stream_chunk *chunk = &stream->chunks[chunk_index];
     cg_controller_chunk *sizes = &stream->sizes[chunk_index];
+    chunk->is_guessed = false;
+    plan->is_stale = true;
+    if (level_bytes[chunk->file_level] == 0)
+        return false; /* with its sizes as they are: a chunk of no level cannot be planned */
     for (uint8_t level = CG_L1; level < CG_N_LEVELS; level++)
         if (sizes->bytes[level] > 0 && (chunk->is_nested || level == chunk->file_level))
             sizes->bytes[level] = level_bytes[level];
-    chunk->is_guessed = false;
-    plan->is_stale = true;
-    if (sizes->bytes[chunk->file_level] == 0)
-        return false;
     stream->levels[chunk_index] = cg_controller_nearest(sizes, stream->levels[chunk_index]);
     return true;
 }

@@ -212,6 +212,24 @@ TEST_F(SparseTest, WhatWasGuessedWrongEndsTheLoadAndTheNextLookUpKnows)
     }
 }
 
+// Sizes of a file that somebody made, whose sums would overflow.
+TEST_F(SparseTest, ASizeThatNoChunkHasEndsTheLoad)
+{
+    constexpr uint32_t K = 31;
+    const std::string l1 = name(K, CG_L1).substr(store.dir.path.size() + 1);
+    Bytes bytes = store.dir.read(l1);
+    cg_put_le(&bytes[16], 8, UINT64_MAX); // of the file
+    std::filesystem::remove(store.dir.path + "/" + l1);
+    store.dir.write(l1, bytes);
+    mount_anew();
+    open();
+    far->level_plus_1 = CG_L1 + 1;
+    const Load load = far->load(tokens);
+    check(load);
+    EXPECT_EQ(load.status, CG_ERR_CORRUPT);
+    EXPECT_EQ(load.progress.loaded_tokens, K * CHUNK);
+}
+
 TEST_F(SparseTest, AChunkOfAWorsePrefixIsNotTakenForOneOfABetter)
 {
     constexpr uint32_t K = 31;

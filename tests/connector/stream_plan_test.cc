@@ -190,6 +190,9 @@ TEST_F(StreamPlanTest, OfAGuessedChunkHalfOfWhatItMustHaveIsReadFirstAndAlone)
         const uint64_t bytes[CG_N_LEVELS] = {0, is_there ? 500 * KB : 0, 0, 90 * KB};
         EXPECT_EQ(cg_stream_sized(&plan, &stream.s, 0, bytes), is_there);
         EXPECT_FALSE(stream.s.chunks[0].is_guessed);
+        // A chunk of no level would be one that the plan cannot take.
+        EXPECT_EQ(stream.s.sizes[0].bytes[CG_L1], (is_there ? 500 : 400) * KB);
+        EXPECT_EQ(stream.s.sizes[0].bytes[CG_L2], is_there ? 0 : 200 * KB);
         EXPECT_EQ(decode(MS), -1);
         uint64_t end = 0;
         while (is_there && (read = next(MS)) != nullptr) {
