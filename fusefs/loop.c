@@ -349,9 +349,9 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned stor
     pthread_mutex_unlock(&l->lock);
     while (error == 0 && !fuse_session_exited(session)) {
         struct timespec soon; /* a signal between the question and the wait wakes nobody */
-        clock_gettime(CLOCK_REALTIME, &soon);
+        clock_gettime(CLOCK_MONOTONIC, &soon);
         soon.tv_sec++;
-        sem_timedwait(&l->ended, &soon);
+        sem_clockwait(&l->ended, CLOCK_MONOTONIC, &soon);
         give_up_late(l);
     }
     pthread_mutex_lock(&l->lock);
