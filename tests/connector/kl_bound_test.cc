@@ -44,17 +44,30 @@ struct Case {
     double max_kl = 0;
 };
 
+// What is decided of it.
+struct Answer {
+    Answer(const Case &c, double max_kl)
+        : sizes(c.chunks.size()), levels(c.chunks.size()),
+          decision(cg_kl_bound_decide(&c.input, &cg_quality_built_in, max_kl, sizes.data(),
+                                      levels.data(), &n_asked))
+    {
+    }
+    uint32_t n_asked = 0;
+    Chunks sizes;
+    std::vector<uint8_t> levels;
+    cg_controller_decision decision;
+};
+
 TEST(KlBoundTest, WhatIsLoadedKeepsTheBoundAndTheRestIsRecomputed)
 {
     size_t n_some = 0, n_cut = 0;
     for (unsigned seed = 1; seed <= 300; seed++) {
         SCOPED_TRACE(testing::Message() << "seed=" << seed);
         const Case c(seed);
-        Chunks sizes(c.chunks.size());
-        std::vector<uint8_t> levels(c.chunks.size());
-        uint32_t n_asked;
-        const cg_controller_decision decision = cg_kl_bound_decide(
-            &c.input, &cg_quality_built_in, c.max_kl, sizes.data(), levels.data(), &n_asked);
+        const Answer a(c, c.max_kl);
+        const Chunks &sizes = a.sizes;
+        const std::vector<uint8_t> &levels = a.levels;
+        const cg_controller_decision &decision = a.decision;
         double kl = 0, rest = c.input.other_tokens;
         uint32_t n_behind = 0;
         for (size_t i = c.chunks.size(); i-- > decision.n_load;)
@@ -81,12 +94,7 @@ TEST(KlBoundTest, ALongPromptTakesFewQuestions)
     uint32_t most = 0;
     for (unsigned seed = 1; seed <= 2000; seed++) {
         const Case c(seed);
-        Chunks sizes(c.chunks.size());
-        std::vector<uint8_t> levels(c.chunks.size());
-        uint32_t n_asked;
-        cg_kl_bound_decide(&c.input, &cg_quality_built_in, c.max_kl, sizes.data(), levels.data(),
-                           &n_asked);
-        most = std::max(most, n_asked);
+        most = std::max(most, Answer(c, c.max_kl).n_asked);
     }
     EXPECT_LE(most, 22u); // 2 log2(512) + 4
     EXPECT_GT(most, 4u);  // else the cases show nothing
@@ -97,28 +105,18 @@ TEST(KlBoundTest, NothingIsLoadedWhereNoLevelKeepsTheBound)
     Case c(1);
     for (cg_controller_chunk &chunk : c.chunks)
         chunk.bytes[CG_L1] = chunk.bytes[CG_L2] = 0, chunk.bytes[CG_L3] = 170000;
-    Chunks sizes(c.chunks.size());
-    std::vector<uint8_t> levels(c.chunks.size());
-    uint32_t n_asked;
-    EXPECT_EQ(cg_kl_bound_decide(&c.input, &cg_quality_built_in, 0.001, sizes.data(), levels.data(),
-                                 &n_asked)
-                  .n_load,
-              0u);
-    EXPECT_EQ(n_asked, 0u);
+    const Answer a(c, 0.001);
+    EXPECT_EQ(a.decision.n_load, 0u);
+    EXPECT_EQ(a.n_asked, 0u);
 }
 
 TEST(KlBoundTest, AllIsLoadedWhereTheLinkIsUnknown)
 {
     Case c(1);
     c.input.link_bps = 0;
-    Chunks sizes(c.chunks.size());
-    std::vector<uint8_t> levels(c.chunks.size());
-    uint32_t n_asked;
-    EXPECT_EQ(cg_kl_bound_decide(&c.input, &cg_quality_built_in, 0.08, sizes.data(), levels.data(),
-                                 &n_asked)
-                  .n_load,
-              c.chunks.size());
-    EXPECT_EQ(n_asked, 1u);
+    const Answer a(c, 0.08);
+    EXPECT_EQ(a.decision.n_load, c.chunks.size());
+    EXPECT_EQ(a.n_asked, 1u);
 }
 
 } // namespace

@@ -99,6 +99,14 @@ class StreamPlanTest : public testing::Test
                    ? static_cast<int>(index)
                    : -1;
     }
+    // The chunk from which a load is given up; -1: none is.
+    int cut(uint64_t now_ns = 0)
+    {
+        uint32_t index;
+        return cg_stream_hopeless(&plan, &speeds, now_ns, &index) != nullptr
+                   ? static_cast<int>(index)
+                   : -1;
+    }
     // Reads one range after the other over a link and decodes in no time: what was asked for, as
     // "chunk:from-to" in kB, and "chunk=level" of what was decoded.
     std::string run(double bytes_per_s)
@@ -493,8 +501,7 @@ TEST_F(StreamPlanTest, ALoadThatIsLateInAnyCaseMakesNoOtherHopeless)
     add(&late);
     add(&other);
     begin_all();
-    uint32_t index = 99;
-    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 0, &index), nullptr) << index;
+    EXPECT_EQ(cut(), -1);
 }
 
 TEST_F(StreamPlanTest, OnlyTheCutIsReadAndNothingBehindAFailure)
@@ -714,8 +721,7 @@ TEST_F(StreamPlanTest, AShortenedLoadIsNotGivenUpForWhatIsNotRead)
     add(&stream);
     EXPECT_TRUE(cg_stream_failed(&stream.s, 5));
     begin_all();
-    uint32_t index = 99;
-    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 0, &index), nullptr) << index;
+    EXPECT_EQ(cut(), -1);
 }
 
 TEST_F(StreamPlanTest, OfALoadOfAFixedLevelThatLevelIsWanted)
@@ -752,9 +758,7 @@ TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
         add(&stream);
         begin_all(c.now_ns);
         plan.quiet_since_ns = c.now_ns;
-        uint32_t index = 99;
-        const cg_stream *late = cg_stream_hopeless(&plan, &speeds, c.now_ns, &index);
-        EXPECT_EQ(late != nullptr ? static_cast<int>(index) : -1, c.want) << c.what;
+        EXPECT_EQ(cut(c.now_ns), c.want) << c.what;
     }
 }
 
