@@ -363,6 +363,11 @@ CACHEGEN_API void cachegen_save_free(cachegen_save *save);
  * that speed. */
 CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens,
                                           uint64_t duration_ns);
+/* The same where the tokens did not stand at the start of a prompt, or of several: n_pairs is the
+ * sum of their positions, which is how many tokens stood before each, added up. So it is learnt
+ * how much longer late tokens take. */
+CACHEGEN_API void cachegen_report_prefill_at(cachegen *connector, uint32_t n_tokens,
+                                             uint64_t n_pairs, uint64_t duration_ns);
 
 /* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
  * tells it how a load in another process went, from which it learns the speeds. bytes_read were

@@ -64,6 +64,8 @@ static const key_rule RULES[] = {
     {"estimator", CHOICE, AT(estimator), 0, 0, 0, ESTIMATORS},
     {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12,
      NULL}, /* prefill speed; 0 = measured */
+    {"recompute_doubling_tokens", NUMBER, AT(recompute_doubling_tokens), 0, 0, 1e12,
+     NULL}, /* behind so many tokens one takes twice as long; 0 = measured, or never */
     {"threads", INTEGER, AT(threads), 0, 0, 1024,
      NULL}, /* that decode; 0 = as many as CPUs, 8 at most; encoders: README.md */
     {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL}, /* niceness of those that encode */

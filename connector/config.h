@@ -42,7 +42,7 @@ typedef struct cg_config {
     uint32_t ttft_budget_ms;
     double prior_mbps;
     uint32_t estimator; /* cg_estimator_kind */
-    double recompute_tokens_per_s;
+    double recompute_tokens_per_s, recompute_doubling_tokens;
     uint32_t threads, encode_nice;
     uint32_t cpus[CG_CONFIG_MAX_CPUS], n_cpus;
     uint32_t io_backend; /* cg_io_backend */

@@ -462,11 +462,17 @@ int cachegen_eventfd(cachegen *c)
 
 void cachegen_report_prefill(cachegen *c, uint32_t n_tokens, uint64_t duration_ns)
 {
+    cachegen_report_prefill_at(c, n_tokens, (uint64_t)n_tokens * n_tokens / 2, duration_ns);
+}
+
+void cachegen_report_prefill_at(cachegen *c, uint32_t n_tokens, uint64_t n_pairs,
+                                uint64_t duration_ns)
+{
     cg_runtime *rt = c != NULL && n_tokens > 0 && duration_ns > 0 ? cg_runtime_get(c) : NULL;
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);
-    cg_speeds_add_prefill(&rt->speeds, n_tokens, duration_ns);
+    cg_prefills_add(&rt->speeds.prefills, n_tokens, n_pairs, duration_ns);
     pthread_mutex_unlock(&rt->lock);
 }
 

@@ -40,9 +40,10 @@ static uint8_t fastest(const cg_controller_input *in, size_t i)
     return best;
 }
 
+/* Of the prompt's last tokens: nothing behind a cut is loaded. */
 static double recompute_ns(const cg_controller_input *in, double n_tokens)
 {
-    return in->recompute_tokens_per_s > 0 ? n_tokens * 1e9 / in->recompute_tokens_per_s : 0;
+    return cg_prefill_ns(in->recompute, n_tokens, in->end_token);
 }
 
 /* When a reader and a decoder that works behind it end. */
@@ -110,7 +111,7 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
 static size_t least_delay(const cg_controller_input *in, double tokens_in_all, uint8_t *levels_out,
                           double *load_ns_out)
 {
-    const bool may_cut = in->recompute_tokens_per_s > 0;
+    const bool may_cut = in->recompute.tokens_per_s > 0;
     double tokens_left = tokens_in_all, best_total = recompute_ns(in, tokens_left);
     size_t best = 0;
     pipeline p = pipeline_behind_others(in);
@@ -162,7 +163,7 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
             finest_in_time(in, in->n_chunks, budget_ns - recompute_ns(in, tokens), levels_out);
         /* Late at every level. Recompute so much that the total is least; if that leaves time,
          * spend it on the levels of what is loaded. */
-        if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute_tokens_per_s > 0) {
+        if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute.tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
             double rest = tokens_not_in(in, decision.n_load, tokens_in_all);
             if (load_ns + recompute_ns(in, rest) > budget_ns && in->policy != CG_POLICY_PAPER &&

@@ -19,6 +19,7 @@
 #ifndef CG_CONNECTOR_CONTROLLER_H
 #define CG_CONNECTOR_CONTROLLER_H
 #include "codec/geometry.h"
+#include "connector/prefill.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,8 +49,10 @@ typedef struct cg_controller_input {
     double queued_decode_ns;                 /* that decoding those takes, all threads at work */
     double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that
                                                 it is guessed from the bytes */
-    double recompute_tokens_per_s;           /* 0: unknown: everything is loaded */
+    cg_prefill_speed recompute;              /* unknown: everything is loaded */
     uint32_t other_tokens;                   /* that must be recomputed in any case */
+    uint32_t end_token;                      /* of the prompt, with those; 0: not known, so that
+                                                what is recomputed counts as a prompt's start */
 } cg_controller_input;
 
 typedef struct cg_controller_decision {

@@ -60,6 +60,9 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
                       (r->to_token - plan->first_position - 1) / plan->chunk_tokens + 1);
     else
         cg_stream_cut(stream, 0, 0);
+    if (stream->end > 0)
+        stream->end_token = plan->chunks[stream->end - 1].first_token +
+                            plan->chunks[stream->end - 1].sizes.n_tokens;
     stream->policy = (cg_policy)plan->policy;
     stream->quality = &model->quality;
     stream->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;

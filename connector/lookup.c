@@ -99,8 +99,9 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
         .queued_bytes =
             promised_bytes + speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
         .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
-        .recompute_tokens_per_s = cg_speeds_recompute(speeds),
-        .other_tokens = l->prefix.n_tokens - had};
+        .recompute = cg_speeds_recompute(speeds),
+        .other_tokens = l->prefix.n_tokens - had,
+        .end_token = l->prefix.n_tokens};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
     cg_runtime_speeds_end(rt);
     uint32_t n_asked;
@@ -286,10 +287,10 @@ static bool is_in_time(cg_runtime *rt, const cachegen_lookup *l, uint64_t free_n
                    left_ns = l->budget_ns > l->spent_ns ? l->budget_ns - l->spent_ns : 0,
                    patience_ns = left_ns < timeout_ns ? left_ns : timeout_ns,
                    waited_ns = free_ns > l->op.started_ns ? free_ns - l->op.started_ns : 0;
-    const double tokens_per_s = cg_speeds_recompute(cg_runtime_speeds(rt));
-    cg_runtime_speeds_end(rt);
     const double n_tokens = l->prefix.n_tokens - l->from_token,
-                 recompute_ns = tokens_per_s > 0 ? n_tokens * 1e9 / tokens_per_s : 0;
+                 recompute_ns = cg_prefill_ns(cg_speeds_recompute(cg_runtime_speeds(rt)), n_tokens,
+                                              l->prefix.n_tokens);
+    cg_runtime_speeds_end(rt);
     return waited_ns <= patience_ns || (double)waited_ns <= recompute_ns;
 }
 

@@ -55,6 +55,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->speeds.latency_ns = (double)connector->latency_ns;
     rt->speeds.n_threads = config->threads;
     rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
+    rt->speeds.configured_doubling_tokens = config->recompute_doubling_tokens;
     rt->link = cg_link_get(connector->device);
     return rt;
 }

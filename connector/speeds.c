@@ -5,8 +5,6 @@
 /* What was measured before counts for so much beside a new measurement: the last handful decide. */
 static const double KEEP = 0.8;
 
-enum { LEAST_PREFILL = 256 }; /* tokens that say what many take */
-
 /* How decoding times of the levels relate, roughly, on any machine. */
 static const double USUAL_COST[CG_N_LEVELS] = {1, 7, 4.5, 2.5};
 
@@ -19,15 +17,6 @@ static void add_decode(cg_speeds *speeds, int level, double ns_per_token)
 void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, uint64_t thread_ns)
 {
     add_decode(speeds, (int)level, (double)thread_ns / n_tokens);
-}
-
-void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns)
-{
-    const bool is_short = n_tokens < LEAST_PREFILL;
-    double *tokens = is_short ? &speeds->short_tokens : &speeds->prefill_tokens;
-    double *ns = is_short ? &speeds->short_ns : &speeds->prefill_ns;
-    *tokens = KEEP * *tokens + n_tokens;
-    *ns = KEEP * *ns + (double)duration_ns;
 }
 
 /* A token of a level, of one thread; 0: nothing was measured. */
@@ -71,11 +60,9 @@ double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n
            speeds->n_threads;
 }
 
-double cg_speeds_recompute(const cg_speeds *speeds)
+cg_prefill_speed cg_speeds_recompute(const cg_speeds *speeds)
 {
-    if (speeds->configured_tokens_per_s > 0)
-        return speeds->configured_tokens_per_s;
-    if (speeds->prefill_ns > 0)
-        return speeds->prefill_tokens * 1e9 / speeds->prefill_ns;
-    return speeds->short_ns > 0 ? speeds->short_tokens * 1e9 / speeds->short_ns : 0;
+    const cg_prefill_speed configured = {speeds->configured_tokens_per_s,
+                                         speeds->configured_doubling_tokens};
+    return cg_prefills_speed(&speeds->prefills, configured);
 }

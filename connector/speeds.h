@@ -7,6 +7,7 @@
 #define CG_CONNECTOR_SPEEDS_H
 #include "codec/geometry.h"
 #include "connector/estimator.h"
+#include "connector/prefill.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,9 +24,8 @@ typedef struct cg_speeds {
     uint32_t n_threads;                   /* that decode */
     double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */
     double configured_tokens_per_s;       /* of prefill; 0: measured */
-    double prefill_tokens, prefill_ns;    /* sums in which older prefills count less and less */
-    double short_tokens, short_ns; /* the same of short ones, which hardly tell: a step has a cost
-                                      of its own, whatever it computes */
+    double configured_doubling_tokens;    /* the same */
+    cg_prefills prefills;
 } cg_speeds;
 
 /* n_tokens of a level took thread_ns of thread time, until they were in their blocks. */
@@ -35,9 +35,6 @@ void cg_speeds_add_decode(cg_speeds *speeds, unsigned level, uint32_t n_tokens, 
  * learnt. */
 void cg_speeds_add_load(cg_speeds *speeds, const uint32_t chunks_at[CG_N_LEVELS], uint32_t n_tokens,
                         uint64_t thread_ns);
-/* The engine computed n_tokens of prefill in duration_ns. A few tokens count only as long as there
- * was no longer prefill. */
-void cg_speeds_add_prefill(cg_speeds *speeds, uint32_t n_tokens, uint64_t duration_ns);
 
 /* What decoding and writing to blocks costs a token in wall time with all threads at work; a level
  * that was not measured goes by one that was. 0: unknown. */
@@ -46,8 +43,8 @@ void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVE
  * level, or else guessed from its coded bytes. */
 double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n_tokens,
                               uint64_t bytes);
-/* Tokens of prefill a second, as configured or else as measured; 0: unknown. */
-double cg_speeds_recompute(const cg_speeds *speeds);
+/* Of prefill, as configured or else as measured. */
+cg_prefill_speed cg_speeds_recompute(const cg_speeds *speeds);
 
 #ifdef __cplusplus
 }

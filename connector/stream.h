@@ -54,6 +54,7 @@ struct cg_stream {
     uint64_t silent_from_ns; /* from then on it also ends once nothing arrives; UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
+    uint32_t end_token;    /* position in the prompt behind chunk end - 1; the owner sets it */
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
     uint32_t n_whole;      /* chunks [first, first + n_whole) are done */
     bool is_cancelled;

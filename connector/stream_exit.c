@@ -172,7 +172,7 @@ static double lost_ns(const cg_stream *stream, const cg_speeds *speeds)
     double tokens = 0;
     for (uint32_t i = stream->first_failed; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    return tokens * 1e9 / cg_speeds_recompute(speeds);
+    return cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
 }
 
 /* The cut that takes least, behind what goes before, with all that is recomputed; *all_ns_out:
@@ -180,13 +180,14 @@ static double lost_ns(const cg_stream *stream, const cg_speeds *speeds)
 static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
                     double *all_ns_out)
 {
-    const double ns_per_token = 1e9 / cg_speeds_recompute(speeds);
+    const cg_prefill_speed recompute = cg_speeds_recompute(speeds);
     bool waits;
     const uint32_t first = first_undecoded(stream, &waits);
     double tokens = 0;
     for (uint32_t i = first; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    cut best = {first, (waits ? before.decoding_ns : 0) + tokens * ns_per_token};
+    cut best = {first, (waits ? before.decoding_ns : 0) +
+                           cg_prefill_ns(recompute, tokens, stream->end_token)};
     *all_ns_out = best.ns;
     for (uint32_t i = first; i < stream->first_failed; i++) {
         const double decode_ns = undecoded_ns(stream, i, speeds);
@@ -194,8 +195,8 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
         before.decode_ns += decode_ns;
         tokens -= stream->sizes[i].n_tokens;
         const double read_ns = before.bytes * 8e9 / link_bps + decode_ns;
-        *all_ns_out =
-            (read_ns > before.decode_ns ? read_ns : before.decode_ns) + tokens * ns_per_token;
+        *all_ns_out = (read_ns > before.decode_ns ? read_ns : before.decode_ns) +
+                      cg_prefill_ns(recompute, tokens, stream->end_token);
         if (*all_ns_out < best.ns)
             best = (cut){i + 1, *all_ns_out};
     }
@@ -286,7 +287,7 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         any = any || may_be_cut(stream);
     plan->check_ns = UINT64_MAX;
-    if (!any || !(cg_speeds_recompute(speeds) > 0))
+    if (!any || !(cg_speeds_recompute(speeds).tokens_per_s > 0))
         return NULL;
     const outlook o = look_out(plan, speeds, now_ns);
     const double now_decoding_ns = decoding_ns(plan, speeds);

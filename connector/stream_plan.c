@@ -154,11 +154,10 @@ uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream
 
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
 {
-    const double tokens_per_s = cg_speeds_recompute(speeds);
     double tokens = 0;
     for (uint32_t i = stream->first_failed; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    const double ns = tokens_per_s > 0 ? tokens * 1e9 / tokens_per_s : 0;
+    const double ns = cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
     return ns < (double)stream->deadline_ns ? stream->deadline_ns - (uint64_t)ns : 0;
 }
 

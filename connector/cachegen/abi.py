@@ -193,7 +193,7 @@ _FUNCTIONS = {  # result type, argument types
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
-    "report_prefill": (None, [c_void_p, c_uint32, c_uint64]),
+    "report_prefill_at": (None, [c_void_p, c_uint32, c_uint64, c_uint64]),
     "get_stats": (c_int32, [c_void_p, POINTER(Stats)]),
 }
 
@@ -412,8 +412,9 @@ class Connector:
         )
         self._c.cachegen_report_load(self._handle, from_token, byref(progress))
 
-    def report_prefill(self, n_tokens, duration_ns):
-        self._c.cachegen_report_prefill(self._handle, n_tokens, duration_ns)
+    def report_prefill(self, n_tokens, n_pairs, duration_ns):
+        """n_pairs: the sum of the tokens' positions."""
+        self._c.cachegen_report_prefill_at(self._handle, n_tokens, n_pairs, duration_ns)
 
     def get_stats(self):
         stats = Stats()

@@ -45,6 +45,7 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_EQ(c.prior_mbps, 0);
     EXPECT_EQ(c.estimator, static_cast<uint32_t>(CG_ESTIMATOR_HARMONIC));
     EXPECT_EQ(c.recompute_tokens_per_s, 0);
+    EXPECT_EQ(c.recompute_doubling_tokens, 0);
     EXPECT_EQ(c.threads, 0u);
     EXPECT_EQ(c.encode_nice, 19u);
     EXPECT_EQ(c.n_cpus, 0u);
@@ -90,7 +91,8 @@ TEST(ConfigTest, TakesEveryKey)
         "\"streams\": \"latency\","
         "\"level\": \"L1\", \"worst_level\": \"L2\", \"policy\": \"min_delay\","
         "\"ttft_budget_ms\": 500, \"prior_mbps\": 100.5, \"estimator\": \"last\","
-        "\"recompute_tokens_per_s\": 1000, \"threads\": 4, \"cpu_affinity\": [1, 3],"
+        "\"recompute_tokens_per_s\": 1000, \"recompute_doubling_tokens\": 9000,"
+        "\"threads\": 4, \"cpu_affinity\": [1, 3],"
         "\"io_backend\": \"threads\", \"io_cache\": \"direct\", \"queue_depth\": 8,"
         "\"read_timeout_ms\": 1, \"lookup_timeout_ms\": 2, \"staging_mib\": 3,"
         "\"negative_ttl_ms\": 4, \"positive_ttl_ms\": 5, \"retry_ms\": 6,"
@@ -110,6 +112,7 @@ TEST(ConfigTest, TakesEveryKey)
     EXPECT_EQ(c.policy, static_cast<uint32_t>(CG_POLICY_MIN_DELAY));
     EXPECT_EQ(c.prior_mbps, 100.5);
     EXPECT_EQ(c.estimator, static_cast<uint32_t>(CG_ESTIMATOR_LAST));
+    EXPECT_EQ(c.recompute_doubling_tokens, 9000);
     ASSERT_EQ(c.n_cpus, 2u);
     EXPECT_EQ(c.cpus[1], 3u);
     EXPECT_EQ(c.io_backend, static_cast<uint32_t>(CG_IO_THREADS));

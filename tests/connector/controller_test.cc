@@ -77,7 +77,7 @@ TEST_F(ControllerTest, WhatOthersMustHaveComesFirst)
     EXPECT_GT(out.predicted_ns, 39 * S);
     in.queued_bytes = 0; // the same of decoding
     in.queued_decode_ns = 41e9;
-    in.recompute_tokens_per_s = 102.4;
+    in.recompute.tokens_per_s = 102.4;
     decide();
     EXPECT_EQ(out.n_load, 0u);
     in.queued_decode_ns = 0;
@@ -98,7 +98,7 @@ TEST_F(ControllerTest, WithoutAnEstimateEverythingIsLoadedAtL2)
 {
     in.link_bps = 0;
     in.budget_ns = 1;
-    in.recompute_tokens_per_s = 1e6;
+    in.recompute.tokens_per_s = 1e6;
     chunks[3].bytes[CG_L2] = 0; // coarser first
     chunks[4].bytes[CG_L2] = chunks[4].bytes[CG_L3] = 0;
     decide();
@@ -119,11 +119,11 @@ TEST_F(ControllerTest, LoadsTheSmallestWhenLateAndRecomputingIsUnknown)
 TEST_F(ControllerTest, CutsWhereRecomputingFitsBetter)
 {
     in.budget_ns = 3 * S;
-    in.recompute_tokens_per_s = 2560; // a chunk in 0.1 s, ten times faster than L3 comes
+    in.recompute.tokens_per_s = 2560; // a chunk in 0.1 s, ten times faster than L3 comes
     decide();
     EXPECT_EQ(out.n_load, 0u);
     EXPECT_EQ(out.reserve_ns, 1 * S);
-    in.recompute_tokens_per_s = 25.6; // ten times slower
+    in.recompute.tokens_per_s = 25.6; // ten times slower
     decide();
     EXPECT_EQ(out.n_load, 10u);
 }
@@ -134,7 +134,7 @@ TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge)
         for (uint64_t &bytes : chunks[i].bytes)
             bytes *= 100;
     in.budget_ns = 16 * S;
-    in.recompute_tokens_per_s = 128; // a chunk in 2 s
+    in.recompute.tokens_per_s = 128; // a chunk in 2 s
     decide();
     EXPECT_EQ(out.n_load, 6u);
     EXPECT_EQ(levels, (Levels{3, 3, 3, 3, 3, 2, 3, 3, 3, 3})); // 8 s are left for the six
@@ -142,10 +142,29 @@ TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge)
     EXPECT_EQ(out.reserve_ns, 8 * S);
 }
 
+// The first chunk takes about as long to compute as to load, the last almost four times as long.
+TEST_F(ControllerTest, TheEndOfALongPromptIsLoadedWhereItsStartWouldBeRecomputed)
+{
+    in.policy = CG_POLICY_MIN_DELAY;
+    in.recompute.tokens_per_s = 270; // a chunk in 0.95 s, and in one at L3
+    decide();
+    EXPECT_EQ(out.n_load, 0u);
+    in.recompute.doubling_tokens = 850;
+    in.end_token = 2560;
+    decide();
+    EXPECT_EQ(out.n_load, 10u);
+    EXPECT_EQ(out.reserve_ns, 0u);
+    in.policy = CG_POLICY_TTFT_BUDGET;
+    in.budget_ns = 1 * S;
+    in.link_bps /= 2; // a chunk in 2 s: the last ones take longer, the first ones do not
+    decide();
+    EXPECT_EQ(out.n_load, 10u);
+}
+
 TEST_F(ControllerTest, TheRestOfThePromptCountsAgainstTheBudget)
 {
     in.budget_ns = 41 * S;
-    in.recompute_tokens_per_s = 100;
+    in.recompute.tokens_per_s = 100;
     in.other_tokens = 2000; // 20 s
     decide();
     EXPECT_EQ(levels[0], CG_L2);
@@ -181,7 +200,7 @@ TEST_F(ControllerTest, FixedIsL2AndAllOfIt)
 {
     in.policy = CG_POLICY_FIXED;
     in.budget_ns = 1;
-    in.recompute_tokens_per_s = 1e9;
+    in.recompute.tokens_per_s = 1e9;
     chunks[3].bytes[CG_L2] = 0;
     decide();
     EXPECT_EQ(levels, (Levels{2, 2, 2, 3, 2, 2, 2, 2, 2, 2}));
@@ -191,7 +210,7 @@ TEST_F(ControllerTest, FixedIsL2AndAllOfIt)
 TEST_F(ControllerTest, WhereAllIsLateALoadIsTriedThatALinkAsFastAsIsHopedWouldWin)
 {
     in.budget_ns = 3 * S; // ten at L3 take 10
-    in.recompute_tokens_per_s = 256.0 * 10 / 8;
+    in.recompute.tokens_per_s = 256.0 * 10 / 8;
     decide();
     EXPECT_EQ(out.n_load, 0u) << "no hope";
     in.link_hope = 1.2;
@@ -211,7 +230,7 @@ TEST_F(ControllerTest, MinDelayTakesTheFastestOfEachChunk)
     in.decode_ns_per_token[CG_L3] = 10e9 / 256; // L3 is small but slow to decode
     decide();
     EXPECT_EQ(levels, Levels(10, CG_L2));
-    in.recompute_tokens_per_s = 256; // a second a chunk: faster than 2 MB
+    in.recompute.tokens_per_s = 256; // a second a chunk: faster than 2 MB
     decide();
     EXPECT_EQ(out.n_load, 0u);
 }
@@ -231,7 +250,7 @@ TEST_F(ControllerTest, UsesOnlyLevelsThatAreThere)
         in.policy = random() % 2 ? CG_POLICY_MIN_DELAY : CG_POLICY_TTFT_BUDGET;
         in.link_bps = random() % 4 ? static_cast<double>(random() % 1000000000) : 0;
         in.budget_ns = random() % 3 ? random() * S : 0;
-        in.recompute_tokens_per_s = random() % 2 ? random() % 10000 : 0;
+        in.recompute.tokens_per_s = random() % 2 ? random() % 10000 : 0;
         in.other_tokens = random() % 1000;
         for (double &ns : in.decode_ns_per_token)
             ns = random() % 1000000;
@@ -248,7 +267,7 @@ TEST_F(ControllerTest, NothingToLoadIsFine)
 {
     chunks.clear();
     in.other_tokens = 100;
-    in.recompute_tokens_per_s = 100;
+    in.recompute.tokens_per_s = 100;
     decide();
     EXPECT_EQ(out.n_load, 0u);
     EXPECT_EQ(out.reserve_ns, 1 * S);

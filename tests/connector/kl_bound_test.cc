@@ -32,7 +32,7 @@ struct Case {
         input.budget_ns = static_cast<uint64_t>(between(1e8, 4e9));
         input.link_bps = 5e9 * between(0.001, 1) * between(0.1, 1);
         input.link_hope = 2;
-        input.recompute_tokens_per_s = between(500, 20000);
+        input.recompute.tokens_per_s = between(500, 20000);
         input.other_tokens = draw() % 5000;
         for (unsigned level = 0; level < CG_N_LEVELS; level++)
             input.decode_ns_per_token[level] = (CG_N_LEVELS - level) * between(100, 5000);
@@ -80,7 +80,7 @@ TEST(KlBoundTest, WhatIsLoadedKeepsTheBoundAndTheRestIsRecomputed)
         EXPECT_LE(kl, c.max_kl * (1 + 1e-9));
         if (decision.n_load > 0) {
             EXPECT_NEAR(static_cast<double>(decision.reserve_ns),
-                        rest * 1e9 / c.input.recompute_tokens_per_s, 1);
+                        rest * 1e9 / c.input.recompute.tokens_per_s, 1);
         }
         n_some += decision.n_load > 0;
         n_cut += decision.n_load > 0 && decision.n_load < c.chunks.size();

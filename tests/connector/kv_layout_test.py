@@ -280,23 +280,23 @@ class KvLayoutTest(unittest.TestCase):
         steps = GpuSteps(0, cuda)
         self.assertEqual(steps.after, (abi.AFTER_STREAM, 77))
         steps.begin()
-        self.assertEqual(steps.end(100), [])  # enqueued, and no more
+        self.assertEqual(steps.end(100, 5000), [])  # enqueued, and no more
         steps.begin()
-        self.assertEqual(steps.end(0), [])  # not a prefill
+        self.assertEqual(steps.end(0, 0), [])  # not a prefill
         cuda.reached = 2
-        self.assertEqual(steps.end(0), [(100, 1_000_000)])
+        self.assertEqual(steps.end(0, 0), [(100, 5000, 1_000_000)])
         for _ in range(3 * GpuSteps.MOST_PENDING):
             steps.begin()
-            steps.end(1)
+            steps.end(1, 0)
         self.assertEqual(cuda.made, 3 + 2 * GpuSteps.MOST_PENDING)  # a stream that hangs costs no more
 
     def test_a_worker_s_steps_tell_the_library_how_fast_prefills_are(self):
         told = []
         cg = types.SimpleNamespace(report_prefill=lambda *prefill: told.append(prefill))
         worker = Worker(types.SimpleNamespace(cg=cg, rank=RANK), Failures(), block_tokens=16)
-        worker.submit(Metadata(prefill_tokens=64))
-        worker.start_saves(Metadata(prefill_tokens=64))
-        self.assertEqual([n for n, _ in told], [64])
+        worker.submit(Metadata(prefill_tokens=64, prefill_pairs=2048))
+        worker.start_saves(Metadata(prefill_tokens=64, prefill_pairs=2048))
+        self.assertEqual([prefill[:2] for prefill in told], [(64, 2048)])
         self.assertEqual(worker.take_report().prefills, told)
 
     def refuse(self, reason, caches, backend="FLASH_ATTN"):

@@ -139,6 +139,15 @@ def step_of(name, n_computed, n_scheduled, n_blocks=13, is_new=True):
     )
 
 
+class PrefillTest(unittest.TestCase):
+    def test_a_step_says_where_its_tokens_stand(self):
+        made = scheduler(Store())
+        made.matched_tokens(request(n_tokens=400), 0)
+        for n_computed, n, want in ((0, 100, 5000), (100, 200, 40000), (300, 100, 35000)):
+            metadata = made.step(step_of("r", n_computed, n, 26, n_computed == 0))
+            self.assertEqual((metadata.prefill_tokens, metadata.prefill_pairs), (n, want))
+
+
 class WishesTest(unittest.TestCase):
     def test_the_budget_begins_with_the_arrival_and_a_bound_of_kl_is_passed_on(self):
         store = Store()
@@ -1206,7 +1215,7 @@ class FailureTest(unittest.TestCase):
                 broken = made if what.startswith("_") else made.library.cg
                 setattr(broken, what, None)
                 with self.assertLogs("vllm.cachegen", "ERROR"):
-                    made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 1)]))
+                    made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 2048, 1)]))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))
 
     def test_the_library_is_told_which_levels_a_load_had(self):

@@ -26,7 +26,7 @@ TEST_F(SpeedsTest, NothingIsKnownBeforeTheFirstMeasurement)
     EXPECT_EQ(decode_ns(CG_L2), 0);
     EXPECT_GT(cg_speeds_decode_chunk(&speeds, CG_L2, 256, 250000), 1e6)
         << "but a chunk of 250 kB is not decoded in no time";
-    EXPECT_EQ(cg_speeds_recompute(&speeds), 0);
+    EXPECT_EQ(cg_speeds_recompute(&speeds).tokens_per_s, 0);
 }
 
 TEST_F(SpeedsTest, DecodingIsThreadTimeSharedByAllThreadsAndOtherLevelsGoByTheOneMeasured)
@@ -70,31 +70,31 @@ TEST_F(SpeedsTest, LevelsOfALoadShareItsTimeAsTheyWouldByWhatIsKnown)
 
 TEST_F(SpeedsTest, RecomputingIsTokensOverTimeAndTheLastPrefillsCountMost)
 {
-    cg_speeds_add_prefill(&speeds, 1000, 1000000000);
-    EXPECT_DOUBLE_EQ(cg_speeds_recompute(&speeds), 1000);
+    cg_prefills_add(&speeds.prefills, 1000, 0, 1000000000);
+    EXPECT_DOUBLE_EQ(cg_speeds_recompute(&speeds).tokens_per_s, 1000);
     for (int i = 0; i < 30; i++)
-        cg_speeds_add_prefill(&speeds, 1000, 500000000);
-    EXPECT_NEAR(cg_speeds_recompute(&speeds), 2000, 5);
+        cg_prefills_add(&speeds.prefills, 1000, 0, 500000000);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds).tokens_per_s, 2000, 5);
 }
 
 TEST_F(SpeedsTest, ShortPrefillsCountOnlyWhileThereAreNoLongerOnes)
 {
     const auto add = [&](uint32_t n_tokens) { // 20 ms a step, and 10,000 tokens a second
-        cg_speeds_add_prefill(&speeds, n_tokens, 20000000 + n_tokens * UINT64_C(100000));
+        cg_prefills_add(&speeds.prefills, n_tokens, 0, 20000000 + n_tokens * UINT64_C(100000));
     };
     add(64);
-    EXPECT_NEAR(cg_speeds_recompute(&speeds), 64 / 0.0264, 1);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds).tokens_per_s, 64 / 0.0264, 1);
     add(8192);
     for (int i = 0; i < 30; i++)
         add(64);
-    EXPECT_NEAR(cg_speeds_recompute(&speeds), 8192 / 0.8392, 1);
+    EXPECT_NEAR(cg_speeds_recompute(&speeds).tokens_per_s, 8192 / 0.8392, 1);
 }
 
 TEST_F(SpeedsTest, AConfiguredSpeedOfRecomputingStands)
 {
     speeds.configured_tokens_per_s = 123;
-    cg_speeds_add_prefill(&speeds, 1000, 1000000000);
-    EXPECT_EQ(cg_speeds_recompute(&speeds), 123);
+    cg_prefills_add(&speeds.prefills, 1000, 0, 1000000000);
+    EXPECT_EQ(cg_speeds_recompute(&speeds).tokens_per_s, 123);
 }
 
 } // namespace

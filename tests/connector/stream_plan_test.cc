@@ -741,20 +741,26 @@ TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
         double bytes_per_s, tokens_per_s;
         uint64_t now_ns;
         int want; // of ten chunks of 100 kB and 256 tokens in 2 s; -1: goes on
+        double doubling_tokens;
+        uint32_t end_token;
     } cases[] = {
-        {"in time", 1e6, 1e5, 0, -1},
-        {"late, but recomputing is not known", 10e3, 0, 0, -1},
-        {"late, and recomputing is slower still", 10e3, 10, 0, -1},
-        {"late for sure", 10e3, 1e4, 0, 0},
-        {"perhaps late: there is time to see", 400e3, 1e4, 0, -1},
-        {"perhaps late, and recomputing must begin now", 100e3, 1500, 50 * MS, 0},
-        {"all is late: the first by loading", 255e3, 257, 0, -1},
+        {"in time", 1e6, 1e5, 0, -1, 0, 0},
+        {"late, but recomputing is not known", 10e3, 0, 0, -1, 0, 0},
+        {"late, and recomputing is slower still", 10e3, 10, 0, -1, 0, 0},
+        {"late for sure", 10e3, 1e4, 0, 0, 0, 0},
+        {"perhaps late: there is time to see", 400e3, 1e4, 0, -1, 0, 0},
+        {"perhaps late, and recomputing must begin now", 100e3, 1500, 50 * MS, 0, 0, 0},
+        {"all is late: the first by loading", 255e3, 257, 0, -1, 0, 0},
+        {"late, and recomputing is slower still so far behind", 10e3, 1e4, 0, -1, 1000, 1000000},
+        {"it would not be at the start of a prompt", 10e3, 1e4, 0, 0, 1000, 2560},
     };
     for (const auto &c : cases) {
         Stream stream(10, 2 * SECOND);
         start(16, 1000000 * KB);
         link(c.bytes_per_s);
         speeds.configured_tokens_per_s = c.tokens_per_s;
+        speeds.configured_doubling_tokens = c.doubling_tokens;
+        stream.s.end_token = c.end_token;
         add(&stream);
         begin_all(c.now_ns);
         plan.quiet_since_ns = c.now_ns;

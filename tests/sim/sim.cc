@@ -27,7 +27,7 @@ Model smollm2()
             2.0 * 30 * 3 * 64,
             {10.67, 1.360, 0.570, 0.165, 16},
             {93700, 17900, 24900, 42700},
-            727};
+            {727, 0}};
 }
 
 // 32 layers, 8 KV heads of 128; bits as measured on SmolLM2. Decoding: the same speed a core, on 16
@@ -40,12 +40,17 @@ Model llama8b()
             2.0 * 32 * 8 * 128,
             {10.67, 1.360, 0.570, 0.165, 16},
             {131700, 25100, 35000, 60100},
-            10000};
+            {10000, 0}};
+}
+
+double recompute_s(const Model &model, uint32_t n_tokens)
+{
+    return cg_prefill_ns(model.recompute, n_tokens, model.context_tokens) / 1e9;
 }
 
 double recompute_s(const Model &model)
 {
-    return model.context_tokens / model.recompute_tokens_per_s;
+    return recompute_s(model, model.context_tokens);
 }
 
 static double chunk_kl(const Model &model, uint32_t index, unsigned level)
@@ -103,7 +108,8 @@ class Run
         for (int level = 0; level < CG_N_LEVELS; level++)
             speeds_.decode_thread_ns[level] =
                 setup.level == RAW ? 1 : 1e9 / model.decode_tokens_per_s[level];
-        speeds_.configured_tokens_per_s = model.recompute_tokens_per_s;
+        speeds_.configured_tokens_per_s = model.recompute.tokens_per_s;
+        speeds_.configured_doubling_tokens = model.recompute.doubling_tokens;
     }
     ~Run()
     {
@@ -182,7 +188,8 @@ class Run
         input.link_hope = cg_estimator_hope(&speeds_.link);
         input.queued_bytes = cg_stream_wanted_bytes(&plan_);
         input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
-        input.recompute_tokens_per_s = model_.recompute_tokens_per_s;
+        input.recompute = model_.recompute;
+        input.end_token = model_.context_tokens;
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);
         cg_controller_decision decision = cg_controller_decide(&input, levels.data());
@@ -198,6 +205,7 @@ class Run
         cg_stream *stream = &load->stream;
         stream->policy = setup_.policy;
         stream->has_fixed_level = setup_.level >= 0;
+        stream->end_token = static_cast<uint32_t>(decision.n_load) * model_.chunk_tokens;
         stream->deadline_ns = now_ns() + to_ns(setup_.budget_s) -
                               std::min(to_ns(setup_.budget_s), decision.reserve_ns);
         for (uint32_t i = 0; i < decision.n_load; i++) {
@@ -345,8 +353,8 @@ class Run
         for (uint32_t i = 0; i < load.stream.n_whole; i++)
             o.kl += chunk_kl(model_, i,
                              setup_.level == RAW ? unsigned{RAW} : load.stream.chunks[i].level);
-        o.ttft_s += (model_.n_chunks() - load.stream.n_whole) * model_.chunk_tokens /
-                    model_.recompute_tokens_per_s;
+        o.ttft_s +=
+            recompute_s(model_, (model_.n_chunks() - load.stream.n_whole) * model_.chunk_tokens);
         return o;
     }
 
@@ -433,7 +441,7 @@ Outcome oracle(const Model &model, const Trace &trace, double start_s, double bu
     Outcome best = {recompute_s(model), 0, 0, 0};
     bool best_in_time = false;
     for (uint32_t cut = n; cut > 0; cut--) {
-        const double rest_s = (n - cut) * model.chunk_tokens / model.recompute_tokens_per_s;
+        const double rest_s = recompute_s(model, (n - cut) * model.chunk_tokens);
         const double first_bit_s = start_s + round_trip_s;
         std::vector<unsigned> levels;
         double ends_s;

@@ -26,7 +26,7 @@ struct Model {
     double elements_per_token;
     double bits_per_element[CG_N_LEVELS + 1]; // L0 to L3, and raw
     double decode_tokens_per_s[CG_N_LEVELS];  // on all threads
-    double recompute_tokens_per_s;
+    cg_prefill_speed recompute;
 
     uint64_t chunk_bytes(unsigned level) const
     {
@@ -83,6 +83,8 @@ std::vector<Outcome> simulate(const Model &model, const Setup &setup, const Trac
 Outcome oracle(const Model &model, const Trace &trace, double start_s, double budget_s,
                double round_trip_s, bool min_delay);
 
+// Of the last n_tokens of the context; without them of all.
+double recompute_s(const Model &model, uint32_t n_tokens);
 double recompute_s(const Model &model);
 
 } // namespace cg_sim

@@ -158,6 +158,20 @@ TEST(SimTest, MinDelayIsNearTheOraclesOnALinkAsFastAsDecoding)
         }
 }
 
+// The last of 32,768 tokens takes nine times as long to compute as the first.
+TEST(SimTest, MinDelayIsNearTheOraclesWhereLateTokensTakeLongerToCompute)
+{
+    Model model = llama8b();
+    model.context_tokens = 32768;
+    model.recompute.doubling_tokens = 4096;
+    for (double mbps : {10.0, 30.0, 100.0, 1000.0, 10000.0}) {
+        const auto setup = setup_of(CG_POLICY_MIN_DELAY, 10, 1, 1);
+        const double best_s = oracle(model, constant(mbps), 0, 10, ROUND_TRIP_S, true).ttft_s;
+        for (const Outcome &o : simulate(model, setup, constant(mbps), 0, 2))
+            EXPECT_LE(o.ttft_s, best_s * 1.1) << mbps;
+    }
+}
+
 TEST(SimTest, WhereDecodingIsTooMuchForAllSomeAreRecomputed)
 {
     const Model model = llama8b(); // decoding takes 0.15 s, recomputing 0.8 s

@@ -18,9 +18,9 @@ class HostSteps:
     def begin(self):
         self._began_ns = time.monotonic_ns()
 
-    def end(self, n_tokens):
-        """Returns the prefills that are over since the last call, as (n_tokens, duration_ns)."""
-        return [(n_tokens, time.monotonic_ns() - self._began_ns)] if n_tokens else []
+    def end(self, n_tokens, n_pairs):
+        """Returns the prefills that are over since the last call, as (n_tokens, n_pairs, duration_ns)."""
+        return [(n_tokens, n_pairs, time.monotonic_ns() - self._began_ns)] if n_tokens else []
 
 
 class GpuSteps:
@@ -33,7 +33,7 @@ class GpuSteps:
 
         self._device, self._cuda = device, cuda or torch.cuda
         self._began = None
-        self._pending = collections.deque()  # n_tokens, first event, last event
+        self._pending = collections.deque()  # n_tokens, n_pairs, first event, last event
 
     @property
     def after(self):
@@ -47,13 +47,13 @@ class GpuSteps:
     def begin(self):
         self._began = self._event() if len(self._pending) < self.MOST_PENDING else None
 
-    def end(self, n_tokens):
+    def end(self, n_tokens, n_pairs):
         if n_tokens and self._began is not None:
-            self._pending.append((n_tokens, self._began, self._event()))
+            self._pending.append((n_tokens, n_pairs, self._began, self._event()))
         self._began = None
         finished = []
         # A stream works in order: behind a step that is not over none is.
-        while self._pending and self._pending[0][2].query():
-            n_tokens, first, last = self._pending.popleft()
-            finished.append((n_tokens, int(first.elapsed_time(last) * 1e6)))  # it says ms
+        while self._pending and self._pending[0][3].query():
+            n_tokens, n_pairs, first, last = self._pending.popleft()
+            finished.append((n_tokens, n_pairs, int(first.elapsed_time(last) * 1e6)))  # it says ms
         return finished

@@ -47,6 +47,7 @@ class Metadata(KVConnectorMetadata):
     cancelled_loads: set[str] = field(default_factory=set)  # requests whose loads are void, and end as failed
     overwritten: set[int] | None = None  # blocks that get new content from this step on; None: not known
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
+    prefill_pairs: int = 0  # the sum of their positions
     is_idle: bool = False  # nothing is scheduled in this step
     adapters: list = field(default_factory=list)  # LoRARequests, of which the worker is to tell what it holds
 
@@ -98,7 +99,7 @@ class LoadReport:
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadReport] = field(default_factory=dict)
-    prefills: list[tuple[int, int]] = field(default_factory=list)  # (n_tokens, duration_ns)
+    prefills: list[tuple[int, int, int]] = field(default_factory=list)  # (n_tokens, n_pairs, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
     adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
     # Of adapters that vLLM has read: (number, name, identity, or None: not known yet), and later (name, identity, or

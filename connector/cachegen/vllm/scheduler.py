@@ -405,7 +405,7 @@ class Scheduler:
         metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
-        n_prefill = 0
+        n_prefill = n_pairs = 0
         n_total = scheduler_output.total_num_scheduled_tokens
         metadata.is_idle = n_total == 0
         cached = scheduler_output.scheduled_cached_reqs
@@ -419,12 +419,14 @@ class Scheduler:
                 self._provenance.allocate(new_blocks)
                 continue
             if n_computed < len(state.tokens):
-                n_prefill += scheduler_output.num_scheduled_tokens[req_id]
+                n = scheduler_output.num_scheduled_tokens[req_id]
+                n_prefill += n
+                n_pairs += n * n_computed + n * n // 2
             self._plan_request(state, req_id, n_computed, new_blocks, scheduler_output, metadata)
         # Decoding takes a part of the step's time, too: only steps that hardly decode are
         # samples.
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
-            metadata.prefill_tokens = n_prefill
+            metadata.prefill_tokens, metadata.prefill_pairs = n_prefill, n_pairs
 
     def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
         state.saved_last = True
@@ -466,8 +468,8 @@ class Scheduler:
             if state is not None and state.load is not None:  # else: aborted meanwhile
                 self._take_load(state, load)
                 self._tell_library(state.load, load)
-        for n_tokens, duration_ns in report.prefills:
-            self._tell_prefill(n_tokens, duration_ns)
+        for prefill in report.prefills:
+            self._tell_prefill(*prefill)
         if report.is_off and not self._worker_is_off:
             self._worker_is_off = True
             logger.error("cachegen: a worker can neither load nor store: nothing is looked up or stored any more")
@@ -559,8 +561,8 @@ class Scheduler:
                 )
 
     @guarded(nothing)
-    def _tell_prefill(self, n_tokens, duration_ns):
-        self.library.cg.report_prefill(n_tokens, duration_ns)
+    def _tell_prefill(self, n_tokens, n_pairs, duration_ns):
+        self.library.cg.report_prefill(n_tokens, n_pairs, duration_ns)
 
     def finish(self, request, block_ids):
         """The kv_transfer_params of the request's answer; None: it was never seen here. block_ids: the request's,

@@ -219,7 +219,7 @@ class Worker:
         """After the step's forward."""
         if self.library is None:
             return
-        self._end_step(metadata.prefill_tokens)
+        self._end_step(metadata.prefill_tokens, metadata.prefill_pairs)
         for plan in metadata.saves if self.library.rank.stores else ():
             self._saving.add(plan.req_id)
             if plan.req_id in self._unsaved or not self._start_save(plan):
@@ -227,8 +227,8 @@ class Worker:
                 self._n_dropped += 1
 
     @guarded(nothing)
-    def _end_step(self, prefill_tokens):
-        for prefill in self._steps.end(prefill_tokens):
+    def _end_step(self, n_tokens, n_pairs):
+        for prefill in self._steps.end(n_tokens, n_pairs):
             if self.library.rank.index == 0:  # the ranks prefill together
                 self._report.prefills.append(prefill)
             # Loads that run here weigh what is late against computing it.
