@@ -59,7 +59,7 @@ typedef struct waiting {
     struct fuse_buf buf;
     uint64_t arrived_ns;
     cg_request request; /* that it counts as */
-    uint8_t bytes[];
+    _Alignas(struct fuse_in_header) uint8_t bytes[];
 } waiting;
 
 static uint64_t now_ns(void)
