@@ -6,6 +6,7 @@ usage: cgtool_test.py CGTOOL GOLDEN_V1 GOLDEN_V1_PAPER        standard library o
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 CGTOOL, GOLDEN, PAPER = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
@@ -355,18 +357,33 @@ class CgtoolTest(unittest.TestCase):
         about = json.loads(self.run_tool("info", "--json", PROFILE).stdout)
         os.mkdir(self.path("profiles"))
         shutil.copy(PROFILE, self.path(f"profiles/{about['fingerprint']}.cgp"))
-        # Where it looks first, it waits: all chunks have been checked, and the second is yet to be decoded.
-        places = [self.path("a/b/context/profile.cgp"), self.path("a/b/profile.cgp")]
-        for place in places:
-            os.mkfifo(place)
-        tool = subprocess.Popen([CGTOOL, "decode", context, self.path("out")], stderr=-1, text=True)
-        os.close(os.open(places[0], os.O_WRONLY))
-        shutil.copy(self.path("shorter/00001.kv"), context)
-        os.close(os.open(places[1], os.O_WRONLY))
-        stderr = tool.communicate()[1]
-        self.assertEqual(tool.returncode, 1, stderr)
-        self.assertIn("changed while it was read", stderr)
-        self.assertFalse(os.path.exists(self.path("out")))
+        # Exchanged without a pause, the second chunk is sooner or later another one when it is decoded than when all
+        # chunks were checked. A run that sees one of the two only is a good one.
+        is_over = threading.Event()
+
+        def exchange():
+            new, chunk = self.path("new.kv"), os.path.join(context, "00001.kv")
+            for source in itertools.cycle((self.path("shorter/00001.kv"), self.path("longer.kv"))):
+                os.link(source, new)
+                os.replace(new, chunk)
+                if is_over.is_set():
+                    return
+
+        shutil.copy(os.path.join(context, "00001.kv"), self.path("longer.kv"))
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        try:
+            for run in range(1000):
+                out = self.path(f"out{run}")
+                tool = subprocess.run([CGTOOL, "decode", context, out], stderr=-1, text=True)
+                self.assertIn(tool.returncode, (0, 1), tool.stderr)
+                self.assertEqual(os.path.exists(out), tool.returncode == 0)
+                if "changed while it was read" in tool.stderr:
+                    break
+        finally:
+            is_over.set()
+            thread.join()
+        self.assertIn("changed while it was read", tool.stderr)
 
     def test_keys_are_those_that_connectors_ask_for(self):
         # Keys begin with model, dtype of the cache, and salt. With x = xxh3-128 of libxxhash:
