@@ -1118,7 +1118,7 @@ TEST(Version2, RefusesBasesThatWouldTakeTooMuchMemory)
 
 // Bases of nothing, and of less than a band; and encoders of one profile on several threads, whose
 // tables the first of them makes.
-TEST(Version2, FewComponentsAndManyEncoders)
+TEST(Version2, FewComponentsAndManyEncodersOnThreads)
 {
     for (const uint16_t dim : {2, 4, 36}) {
         ProfileSpec spec = spec_2(dim == 4);

@@ -109,7 +109,7 @@ TEST(JointCodec, LastBlocksSinksAndPositionsAreAsAnywhere)
 
 // Tasks on several threads, whichever ends last, make the same bytes; and so does an encoder whose
 // tasks run again.
-TEST(JointCodec, TheOrderOfTasksChangesNothing)
+TEST(JointCodec, TheOrderOfTasksAndThreadsChangesNothing)
 {
     ProfileSpec spec = spec_3();
     spec.nests = true;
