@@ -430,12 +430,15 @@ static double window_bytes(const cg_stream *stream, uint32_t index, const cg_spe
 }
 
 /* A range of a far store, of most_bytes at most. Those that begin together are of different size:
- * alike they would end together, and the link would be idle for a round trip. They are whole pages,
- * so there are no more of them under way than two of one page, two of two, and so on. */
+ * alike they would end together, and the link would be idle for a round trip. They are whole pages.
+ * So unless as many as there may be are two pages each, there are no more of them under way than
+ * two of one page, two of two, and so on. */
 static double far_range(const cg_stream_plan *plan, double window, double most_bytes)
 {
-    double n = 2 * sqrt(window / PAGE_BYTES);
-    n = n < MIN_READS ? MIN_READS : n < plan->depth ? floor(n) : plan->depth;
+    double n = plan->depth;
+    if (window < 2 * PAGE_BYTES * n)
+        n = floor(2 * sqrt(window / PAGE_BYTES));
+    n = n < MIN_READS ? MIN_READS : n < plan->depth ? n : plan->depth;
     const double largest = 2 * window / (n + 1);
     if (plan->n_reading >= n)
         return window / n < most_bytes ? window / n : most_bytes;

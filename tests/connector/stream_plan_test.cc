@@ -427,6 +427,18 @@ TEST_F(StreamPlanTest, RangesOfAFarStoreThatBeginTogetherAreNotAllOfOneSize)
     }
 }
 
+// In so many the first chunk is there soonest.
+TEST_F(StreamPlanTest, WhereRangesOfAFarStoreAreOfPagesEnoughAsManyAreUnderWayAsMayBe)
+{
+    Stream stream(20, 100 * SECOND, CG_L3);
+    for (uint32_t i = 0; i < 20; i++)
+        stream.s.sizes[i].bytes[CG_L3] = 55 * KB; // three chunks: 40 pages
+    link(7e6);
+    speeds.latency_ns = 10 * MS;
+    add(&stream);
+    EXPECT_EQ(begin_all(), 16u);
+}
+
 TEST_F(StreamPlanTest, MemoryThatIsFullIsMadeFreeByDecodingWhatIsThere)
 {
     Stream stream(20);
