@@ -28,11 +28,13 @@ constexpr uint32_t CHUNK = 8, N_CHUNKS = 80, N_TOKENS = CHUNK * N_CHUNKS;
 class SparseTest : public testing::Test
 {
   protected:
-    // So wide that few tokens are more than a few kB.
+    // So large that few tokens are more than a few kB, and of bases so small that they open at once.
     static ProfileSpec wide(bool nests)
     {
         ProfileSpec spec = nesting_spec();
-        spec.n_kv_heads = 64;
+        spec.n_kv_heads = 16;
+        spec.n_layers = 16;
+        spec.group_layers.assign(spec.n_layers, 1);
         spec.nests = nests;
         return spec;
     }
