@@ -21,6 +21,14 @@ at_end() {
     umount "$below_mnt" 2> /dev/null || fusermount3 -u "$below_mnt" 2> /dev/null
     wait "$below_daemon" 2> /dev/null
 }
+# A process that was told to stop goes on until one of its threads has looked, and then tells the others.
+is_stopped() {
+    ! grep -h '^State:' /proc/"$below_daemon"/task/*/status | grep -qv 'T (stopped)'
+}
+stop_below() {
+    kill -STOP "$below_daemon"
+    wait_for 20 is_stopped
+}
 wait_for 20 test -e "$below_mnt/.cachegenfs/version" || skip fuse "no mount over a mount"
 mkdir "$below_mnt/store"
 store=$below_mnt/store
@@ -87,7 +95,7 @@ if [ -n "$as_root" ]; then
     clients+=($!)
     read -r _ < "$tmp/go_write"
 fi
-kill -STOP "$below_daemon"
+stop_below
 echo go > "$tmp/go"
 [ ! -e "$waiting" ] || check "sixty copies wait" wait_for 20 so_many_wait 60
 for i in $(seq 60); do
@@ -138,7 +146,7 @@ mkdir "$tmp/other" "$tmp/other_mnt"
 "$cachegenfs" "$tmp/other" "$tmp/other_mnt" -f 2>> "$tmp/log" &
 other_daemon=$!
 wait_for 20 test -e "$tmp/other_mnt/.cachegenfs/version"
-kill -STOP "$below_daemon"
+stop_below
 for i in $(seq 8); do
     { ! echo more > "$mnt/m/more$i"; } 2> /dev/null &
     clients+=($!)
@@ -181,7 +189,7 @@ print({name: result for name, result in results.items()
 asker=$!
 clients+=($!)
 read -r _ < "$tmp/go"
-kill -STOP "$below_daemon"
+stop_below
 echo go > "$tmp/go"
 check "all who ask are answered while the store hangs" timeout 120 tail --pid=$asker -f /dev/null
 check "with an error" equal "$(cat "$tmp/answers")" "{}"
@@ -192,7 +200,7 @@ check "then the store is as it was" equal "$(ls "$mnt/m" | wc -l)" 181
 check "and can be read" equal "$(cat "$mnt/m/large" | cksum)" "$(head -c 1000000 /dev/zero | cksum)"
 closed() { [ "$(metric files_open)" = 0 ]; }
 check "what was opened too late is closed" wait_for 20 closed
-kill -STOP "$below_daemon"
+stop_below
 check "another one has an error" fails timeout 120 ls "$mnt/m"
 check "the mount can be taken away as ever" timeout 120 umount "$mnt"
 kill -CONT "$below_daemon"
