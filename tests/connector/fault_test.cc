@@ -305,7 +305,8 @@ TEST_F(FaultTest, WhicheverAllocationFailsALoadEndsAndTheNextIsWhole)
         long n = 0;
         for (bool refused = true; refused && !HasFailure(); n++) {
             SCOPED_TRACE(testing::Message() << "allocation " << n << ", goes on: " << goes_on);
-            Engine engine(store, chunked(", \"threads\": 2, \"ttft_budget_ms\": 60000"));
+            Engine engine(store, chunked(", \"threads\": 2, \"ttft_budget_ms\": 600000, "
+                                         "\"lookup_timeout_ms\": 600000"));
             Load l;
             l.progress.struct_size = sizeof l.progress;
             l.hit = engine.look_up(tokens);
