@@ -20,7 +20,8 @@ at_end() {
         umount -l "$tmp/mnt$host"
         [ -z "${daemons[$host]:-}" ] || wait "${daemons[$host]}"
         umount -l "$tmp/below$host"
-        [ -z "${below[$host]:-}" ] || wait "${below[$host]}"
+        # By a signal: a namespace of somebody else's may have the mount still.
+        [ -z "${below[$host]:-}" ] || { kill "${below[$host]}"; wait "${below[$host]}"; }
     done
     umount -l "$base"
 } 2> /dev/null
