@@ -28,7 +28,7 @@ constexpr uint32_t CHUNK = 8, N_CHUNKS = 80, N_TOKENS = CHUNK * N_CHUNKS;
 class SparseTest : public testing::Test
 {
   protected:
-    // So large that few tokens are more than a few kB, and of bases so small that they open at once.
+    // So large that few tokens are more than a few kB, of bases so small that they open at once.
     static ProfileSpec wide(bool nests)
     {
         ProfileSpec spec = nesting_spec();
