@@ -7,6 +7,7 @@
 #include "codec/klt.h"
 #include "codec/paper.h"
 #include "codec/section_plan.h"
+#include "each_kernels.h"
 #include "profile_maker.h"
 
 #include <array>
@@ -486,22 +487,9 @@ uint64_t count_products(const ProfileSpec &spec, Fill fill)
     return n_products;
 }
 
-class ExactTest : public testing::TestWithParam<const char *>
+class ExactTest : public EachKernels
 {
   protected:
-    void SetUp() override
-    {
-        kernels = cg_kernels_named(GetParam());
-        if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": its decoding is not compared";
-        cg_kernels_use(kernels);
-    }
-    void TearDown() override
-    {
-        cg_kernels_use(nullptr);
-    }
-
     // One chunk against the reference.
     static void compare(const ProfileSpec &spec, unsigned dtype, uint32_t first_position,
                         uint32_t n_tokens, int level, Fill fill, double scale = 1)
@@ -544,8 +532,6 @@ class ExactTest : public testing::TestWithParam<const char *>
         }
         ASSERT_EQ(got, want);
     }
-
-    const cg_kernels *kernels = nullptr;
 };
 
 TEST_P(ExactTest, DecodesToTheReferencesBits)
