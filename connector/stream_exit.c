@@ -166,15 +166,6 @@ typedef struct cut {
     double ns;
 } cut;
 
-/* The tokens that are recomputed in any case: nothing from first_failed on is loaded. */
-static double lost_ns(const cg_stream *stream, const cg_speeds *speeds)
-{
-    double tokens = 0;
-    for (uint32_t i = stream->first_failed; i < stream->end; i++)
-        tokens += stream->sizes[i].n_tokens;
-    return cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
-}
-
 /* The cut that takes least, behind what goes before, with all that is recomputed; *all_ns_out:
  * without a cut. */
 static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
@@ -232,7 +223,7 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     *index_out = here.index;
     if (!has_budget)
         return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
-    const double lost = lost_ns(stream, o->speeds);
+    const double lost = cg_stream_lost_ns(stream, o->speeds);
     if (o->is_silent && left <= lost && feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
         *index_out = cg_stream_first_missing(stream);
         return true;

@@ -152,12 +152,17 @@ uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream
                   plan->patience_ns);
 }
 
-uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
+double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds)
 {
     double tokens = 0;
     for (uint32_t i = stream->first_failed; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    const double ns = cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
+    return cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
+}
+
+uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
+{
+    const double ns = cg_stream_lost_ns(stream, speeds);
     return ns < (double)stream->deadline_ns ? stream->deadline_ns - (uint64_t)ns : 0;
 }
 

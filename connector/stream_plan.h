@@ -123,8 +123,10 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
 /* When a stream ends because nothing arrives; UINT64_MAX: it is not under way, or has all it must
  * have. */
 uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream);
-/* When a load must be done: by its deadline, less what recomputing takes of what it has failed
- * since. */
+/* What recomputing the tokens takes that are recomputed in any case: nothing from first_failed on
+ * is loaded. 0 where its speed is unknown. */
+double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds);
+/* When a load must be done: by its deadline, less cg_stream_lost_ns(). */
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);
 /* When to ask this plan and connector/stream_exit.h again even if nothing ends before; UINT64_MAX:
  * never. */
