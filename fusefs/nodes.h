@@ -6,8 +6,8 @@
  * (cg_fs_identity()). A node has no descriptor of its own: a million O_PATH descriptors would hit
  * the kernel's limit. It has names: places (parent node, text) where it was last seen. Hard links
  * that show the same bytes are one node with several names. Another daemon, or someone at work on
- * the store itself, can make a name wrong at any time. So fusefs/reach.h compares device and inode
- * number after it has opened by name.
+ * the store itself, can make a name wrong at any time. So fusefs/reach.h compares what it opens by
+ * name with the node.
  *
  * A node stays as long as somebody refers to it: the kernel (n_lookups), or the daemon (n_pins).
  *

@@ -35,7 +35,9 @@ cg_lane_job *cg_overdue_end(cg_overdue *overdue, cg_overdue_request *request)
     else
         overdue->requests = request->next;
     __atomic_fetch_sub(&overdue->n_given_up, request->is_given_up, __ATOMIC_RELEASE);
-    overdue->hangs = false;
+    /* What came after it may have asked no store. */
+    if (request->is_given_up || request->arrived_ns < overdue->hangs_since_ns)
+        overdue->hangs = false;
     pthread_mutex_unlock(&overdue->lock);
     return request->kept;
 }
@@ -77,6 +79,7 @@ bool cg_overdue_give_up(cg_overdue *overdue, uint64_t now_ns, uint64_t *number_o
         *number_out = r->number;
         __atomic_fetch_add(&overdue->n_given_up, 1, __ATOMIC_RELEASE);
         overdue->hangs = true;
+        overdue->hangs_since_ns = now_ns;
     }
     pthread_mutex_unlock(&overdue->lock);
     return r != NULL;

@@ -9,8 +9,9 @@
  * knows nothing of that: it may give the node back, or its open file. Such a request is kept until
  * then.
  *
- * From the first request that is given up until one comes back the store hangs, and the limit is a
- * tenth: those who want the same name ask for it one after the other.
+ * From the first request that is given up until one comes back that waited meanwhile, the store
+ * hangs, and the limit is a tenth: those who want the same name ask for it one after the other. (A
+ * request that came later may be answered from memory, and says nothing of the store.)
  * Threads: any.
  */
 #ifndef CG_FUSEFS_OVERDUE_H
@@ -48,6 +49,7 @@ typedef struct cg_overdue {
     pthread_mutex_t lock; /* of the rest */
     cg_overdue_request *requests;
     bool hangs;
+    uint64_t hangs_since_ns; /* when a request was given up the last time */
     uint64_t looked_ns; /* by one thread; 0: never */
 } cg_overdue;
 

@@ -14,12 +14,10 @@
 /* Whether path still leads to the node's file. "": it has no name. */
 static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
 {
-    struct stat attr;
     if (path[0] == '\0')
         return true;
     const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
-    const bool same =
-        fd >= 0 && fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino;
+    const bool same = fd >= 0 && cg_reach_is_node(fs, fd, node);
     if (fd >= 0)
         close(fd);
     return same;

@@ -18,10 +18,11 @@ cg_proc_path cg_reach_proc_path(int fd)
     return path;
 }
 
-static bool is_node(int fd, const cg_fs_node *node)
+bool cg_reach_is_node(const cg_fs *fs, int fd, const cg_fs_node *node)
 {
     struct stat attr;
-    return fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino;
+    return fstat(fd, &attr) == 0 && attr.st_dev == node->dev && attr.st_ino == node->ino &&
+           (node->identity == 0 || cg_fs_identity(fs, fd, "") == node->identity);
 }
 
 /* ENOENT: no such name. */
@@ -32,7 +33,7 @@ static int open_by_name(cg_fs *fs, cg_fs_node *node, unsigned name_index, int fl
     if (error != 0)
         return error;
     const int fd = cg_beneath_open(fs->root_fd, *path_out, flags);
-    if (fd >= 0 && is_node(fd, node)) {
+    if (fd >= 0 && cg_reach_is_node(fs, fd, node)) {
         *fd_out = fd;
         return 0;
     }

@@ -1,8 +1,9 @@
 /* fusefs/reach.h - from a node to a descriptor of its file.
  *
- * The file is opened by a name of the node, and compared with the node's device and inode number.
- * So another file that was put in its place is never taken for it. That case is ESTALE, upon which
- * the kernel looks the name up again. If a rename was under way, the name is tried again.
+ * The file is opened by a name of the node, and compared with the node's device, inode number and
+ * identity (cg_fs_identity()). So another file that was put in its place is never taken for it,
+ * where files have an identity. That case is ESTALE, upon which the kernel looks the name up again.
+ * If a rename was under way, the name is tried again.
  * Threads: any. Results are 0 or an errno value.
  */
 #ifndef CG_FUSEFS_REACH_H
@@ -21,6 +22,8 @@ int cg_reach_open(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out, char **pa
 /* Opens an O_PATH descriptor of a directory; the caller closes it. *path_out (path_out may be NULL)
  * is the path of leaf in it; the caller frees it. EACCES: it has an access control list. */
 int cg_reach_dir(cg_fs *fs, cg_fs_node *node, const char *leaf, int *fd_out, char **path_out);
+/* Whether fd, which may be O_PATH, is the node's file. */
+bool cg_reach_is_node(const cg_fs *fs, int fd, const cg_fs_node *node);
 /* A descriptor for attributes: that of an open file if there is one, else a new one. cg_reach_end()
  * gives it back. */
 int cg_reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out);
