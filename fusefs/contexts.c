@@ -112,12 +112,20 @@ static bool is_it(int dir_fd, const char *leaf, int context_fd)
            there.st_ino == context.st_ino;
 }
 
+/* Of a rename over a folder that is not empty, or over a file. To sshfs it is EPERM, which may mean
+ * something else as well. */
+static bool is_taken(int error)
+{
+    return error == EEXIST || error == ENOTEMPTY || error == ENOTDIR || error == EPERM;
+}
+
 /* Another context had got the name: it has it again, or one beside it if that is taken by now. */
 static void put_back(expiry *e, const char *moved, int dir_fd, const char *leaf)
 {
+    enum { MAX_TRIES = 100 };
     char beside[CG_TREE_NAME_BYTES];
     int error = renameat(e->staging->dir_fd, moved, dir_fd, leaf) == 0 ? 0 : errno;
-    for (unsigned i = 1; error == EEXIST || error == ENOTEMPTY || error == ENOTDIR; i++) {
+    for (unsigned i = 1; is_taken(error) && i <= MAX_TRIES; i++) {
         snprintf(beside, sizeof beside, "%.*s.%u", CG_TREE_NAME_BYTES - 16, leaf, i);
         error = renameat(e->staging->dir_fd, moved, dir_fd, beside) == 0 ? 0 : errno;
     }

@@ -15,6 +15,7 @@ std::mutex lock;
 std::function<int(int)> current;
 std::function<int(int, const char *)> current_open;
 std::function<void(int, const char *)> current_chown;
+std::function<int(const char *, const char *)> current_rename;
 std::function<void(const char *)> current_stat;
 std::function<void()> current_close;
 
@@ -55,6 +56,16 @@ OpenHook::~OpenHook()
     current_open = nullptr;
 }
 
+RenameHook::RenameHook(std::function<int(const char *from, const char *to)> hook)
+{
+    current_rename = std::move(hook);
+}
+
+RenameHook::~RenameHook()
+{
+    current_rename = nullptr;
+}
+
 StatHook::StatHook(std::function<void(const char *name)> hook)
 {
     current_stat = std::move(hook);
@@ -92,6 +103,19 @@ extern "C" int __wrap_openat(int dir_fd, const char *name, int flags, ...)
         return -1;
     }
     return __real_openat(dir_fd, name, flags, mode);
+}
+
+extern "C" int __real_renameat(int from_fd, const char *from, int to_fd, const char *to);
+extern "C" int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to);
+
+extern "C" int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+    const int error = current_rename ? current_rename(from, to) : 0;
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
+    return __real_renameat(from_fd, from, to_fd, to);
 }
 
 extern "C" int __real_fstatat(int dir_fd, const char *name, struct stat *attr, int flags);

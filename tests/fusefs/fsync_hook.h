@@ -1,5 +1,5 @@
 // tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, syncfs(),
-// fchownat(), openat(), fstatat() and close().
+// fchownat(), openat(), renameat(), fstatat() and close().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -37,6 +37,17 @@ class OpenHook
     ~OpenHook();
     OpenHook(const OpenHook &) = delete;
     OpenHook &operator=(const OpenHook &) = delete;
+};
+
+// While it lives, renameat(from_fd, from, to_fd, to) calls hook(from, to) first. An errno value: it
+// fails with it. 0: it goes on. One at a time.
+class RenameHook
+{
+  public:
+    explicit RenameHook(std::function<int(const char *from, const char *to)> hook);
+    ~RenameHook();
+    RenameHook(const RenameHook &) = delete;
+    RenameHook &operator=(const RenameHook &) = delete;
 };
 
 // While it lives, fstatat(dir_fd, name, ...) calls hook(name) when it has its answer, and before it

@@ -993,6 +993,48 @@ bool make_context(const cg_test::TempDir &dir, const std::string &name, const ch
            utimensat(dir.fd, at.c_str(), long_ago, 0) == 0;
 }
 
+// Between the last look at an expired context and its move another one gets its name; and by the
+// time that is found a third one has it, over which a rename is what the file system says.
+TEST(ContextsTest, ThatTookTheNameOfAnExpiredOneIsBesideIt)
+{
+    for (const int taken : {ENOTEMPTY, EEXIST, ENOTDIR, EPERM}) {
+        SCOPED_TRACE(strerror(taken));
+        const cg_test::TempDir dir;
+        const std::string contexts = dir.path + "/m/contexts/";
+        if (!make_context(dir, "a", "1d"))
+            GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+        std::filesystem::create_directories(contexts + "b/mine");
+        OwnStaging staging(dir);
+        const cg_test::RenameHook hook([&](const char *from, const char *to) {
+            if (std::string(from) == "a") {
+                std::filesystem::rename(contexts + "a", contexts + "away");
+                std::filesystem::rename(contexts + "b", contexts + "a");
+            }
+            return std::string(to) == "a" ? taken : 0;
+        });
+        EXPECT_EQ(staging.expire(), 0u);
+        EXPECT_TRUE(dir.has("m/contexts/a.1/mine"));
+    }
+}
+
+// A rename may also be refused for good.
+TEST(ContextsTest, ThatMayNotBePutBackDoesNotHoldUsForEver)
+{
+    const cg_test::TempDir dir;
+    const std::string contexts = dir.path + "/m/contexts/";
+    if (!make_context(dir, "a", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    OwnStaging staging(dir);
+    const cg_test::RenameHook hook([&](const char *from, const char *) {
+        if (std::string(from) != "a")
+            return EPERM;
+        std::filesystem::rename(contexts + "a", contexts + "away");
+        std::filesystem::create_directories(contexts + "a/mine");
+        return 0;
+    });
+    EXPECT_EQ(staging.expire(), 0u);
+}
+
 // What cannot be removed here lies deeper than cg_staging_remove() goes.
 TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
 {
