@@ -50,7 +50,7 @@ typedef struct cg_overdue {
     cg_overdue_request *requests;
     bool hangs;
     uint64_t hangs_since_ns; /* when a request was given up the last time */
-    uint64_t looked_ns; /* by one thread; 0: never */
+    uint64_t looked_ns;      /* by one thread; 0: never */
 } cg_overdue;
 
 void cg_overdue_init(cg_overdue *overdue, uint64_t limit_ns, cg_overdue_gives_back *gives_back);
