@@ -1,6 +1,6 @@
 #include "codec/rans.h"
 
-#include "codec/kernels.h"
+#include "each_kernels.h"
 #include "profile_maker.h"
 
 #include <algorithm>
@@ -403,16 +403,13 @@ TEST(Rans, RefusesDamagedMatrices)
     EXPECT_NE(decode(classes, &m, longer, &used), CG_OK);
 }
 
-class RansKernelsTest : public testing::TestWithParam<const char *>
+class RansKernelsTest : public cg_test::EachKernels
 {
   protected:
     void SetUp() override
     {
-        const cg_kernels *kernels = cg_kernels_named(GetParam());
-        if (kernels == nullptr)
-            GTEST_SKIP() << "this CPU or build has no " << GetParam()
-                         << ": its rANS is not compared";
-        rans = kernels->rans;
+        EachKernels::SetUp();
+        rans = kernels != nullptr ? kernels->rans : nullptr;
     }
     // From an exact copy, into the matrix's cells; the first error of a stream.
     static cg_status decode_streams(const cg_rans_kernels *kernels,
@@ -558,8 +555,8 @@ TEST_P(RansKernelsTest, CodesRunsAsTheScalarCodeDoes)
             ASSERT_EQ(Bytes(at, static_cast<const uint8_t *>(end)),
                       Bytes(streams[stream].begin() + 4 * CG_RANS_LANES, streams[stream].end()));
         }
-        for (const cg_rans_kernels *kernels : {rans, baseline}) {
-            ASSERT_EQ(decode_streams(kernels, classes, 2, streams, &m), CG_OK);
+        for (const cg_rans_kernels *table : {rans, baseline}) {
+            ASSERT_EQ(decode_streams(table, classes, 2, streams, &m), CG_OK);
             ASSERT_EQ(m.cells, cells);
         }
     }

@@ -249,6 +249,18 @@ TEST(EvictTest, EndsChainsFromTheirTails)
 
 // ---- on a store ----
 
+// A check that goes through the whole store. staging NULL: nothing is repaired.
+cg_fsck_result check(int root_fd, cg_staging *staging)
+{
+    cg_fsck_result result;
+    cg_fsck_config config = {};
+    config.root_fd = root_fd;
+    config.staging = staging;
+    config.report = [](void *, const char *, const char *) {};
+    EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
+    return result;
+}
+
 // A daemon's folder in a store, and what it is for.
 class OwnStaging
 {
@@ -276,13 +288,7 @@ class OwnStaging
     }
     cg_fsck_result repair()
     {
-        cg_fsck_result result;
-        cg_fsck_config config = {};
-        config.root_fd = root_fd_;
-        config.staging = &staging;
-        config.report = [](void *, const char *, const char *) {};
-        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
-        return result;
+        return check(root_fd_, &staging);
     }
     cg_staging staging;
 
@@ -672,12 +678,8 @@ TEST_F(SpaceTest, NothingGoesWhileAFolderOfContextsCannotBeRead)
         return levels_of(chain[0]) == (2u | 4u | 8u) && levels_of(chain[1]) == (2u | 4u | 8u);
     };
     const auto count_failures = [this] {
-        cg_fsck_config config = {};
-        cg_fsck_result result;
-        config.root_fd = dir.fd;
-        config.report = [](void *, const char *, const char *) {};
-        EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK) << "it goes on with the rest";
-        EXPECT_GE(result.n_whole, 1u);
+        const cg_fsck_result result = check(dir.fd, nullptr);
+        EXPECT_GE(result.n_whole, 1u) << "it goes on with the rest";
         return result.n_failed;
     };
     FILE *null = fopen("/dev/null", "we");
