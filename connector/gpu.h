@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-enum { CG_GPU_REASON_BYTES = 256, CG_GPU_MAX_SLOTS = 64 };
+enum { CG_GPU_REASON_BYTES = 256 };
 
 typedef struct cg_gpu {
     const cg_device_functions *functions;

@@ -112,10 +112,9 @@ static void submit_read(reader *r, const cg_stream_read *read)
     else if (r->files != NULL && (r->is_far || read->from > 0 || !is_to_end(read)))
         status = submit_open(r, read);
     else
-        status = cg_store_read_range(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
-                                     (cg_level)read->file_level, &c->model.profile_fingerprint,
-                                     read->from, read->bytes, (cg_io_cache)c->config->io_cache,
-                                     read->id);
+        status = cg_store_read(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
+                               (cg_level)read->file_level, &c->model.profile_fingerprint,
+                               read->from, read->bytes, (cg_io_cache)c->config->io_cache, read->id);
     if (status == CG_OK)
         return;
     let_go(r, read->id, /*is_last=*/false);

@@ -92,16 +92,6 @@ cg_io_backend cg_io_backend_in_use(const cg_io *io)
     return io->backend_in_use;
 }
 
-const char *cg_io_backend_name(cg_io_backend backend)
-{
-    switch (backend) {
-    case CG_IO_AUTO: return "auto";
-    case CG_IO_URING: return "io_uring";
-    case CG_IO_THREADS: return "threads";
-    }
-    return "unknown";
-}
-
 uint64_t cg_io_deadline_ns(uint64_t timeout_ns)
 {
     const uint64_t now_ns = cg_io_now_ns();
@@ -151,12 +141,6 @@ cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_
     op->max_bytes = max_bytes;
     op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
-}
-
-cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
-                           cg_io_cache cache, uint64_t user)
-{
-    return cg_io_read_range(io, dir_fd, path, 0, n_bytes, cache, user);
 }
 
 static cg_status new_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,

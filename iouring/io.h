@@ -74,7 +74,6 @@ bool cg_io_uring_reason(char *reason_out, size_t reason_bytes);
  * hangs. If that has a file open, a thread stays behind until it hangs no more, and closes it. */
 void cg_io_free(cg_io *io, uint64_t grace_ns); /* NULL is fine */
 cg_io_backend cg_io_backend_in_use(const cg_io *io);
-const char *cg_io_backend_name(cg_io_backend backend);
 
 /* Submitting. These calls never block on the disk. CG_ERR_AGAIN: queue_depth operations are under
  * way, so take completions first. path is relative to dir_fd (AT_FDCWD allowed) and is copied. A
@@ -86,14 +85,11 @@ const char *cg_io_backend_name(cg_io_backend backend);
  * look. A file of another size is read whole all the same. */
 cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
                      uint64_t max_bytes, cg_io_cache cache, uint64_t user);
-/* Reads exactly the first n_bytes of a file, and tells the kernel not to read ahead: over sshfs
- * read-ahead would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are fewer.
- * The file's type is not checked first, so a device that can give so many bytes passes for a file.
- * Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0 or more than a file can have. */
-cg_status cg_io_read_start(cg_io *io, int dir_fd, const char *path, uint64_t n_bytes,
-                           cg_io_cache cache, uint64_t user);
-/* The same for n_bytes from offset on. Returns CG_ERR_INVALID_ARGUMENT also when offset is not a
- * multiple of 4096 (which O_DIRECT wants), or when such a range cannot be. */
+/* Reads exactly n_bytes of a file, from offset on, and tells the kernel not to read ahead: over
+ * sshfs read-ahead would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are
+ * fewer. The file's type is not checked first, so a device that can give so many bytes passes for a
+ * file. Returns CG_ERR_INVALID_ARGUMENT when n_bytes is 0, when no file can have such a range, or
+ * when offset is not a multiple of 4096 (which O_DIRECT wants). */
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, cg_io_cache cache, uint64_t user);
 /* The same through the page cache, but the file stays open: the completion has it, and the caller

@@ -87,11 +87,6 @@ void cg_store_free(cg_store *store)
     free(store);
 }
 
-const char *cg_store_model(const cg_store *store)
-{
-    return store->model;
-}
-
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
                                 const cg_fingerprint *profile, cg_chunk_header *header_out)
 {
@@ -126,9 +121,9 @@ cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns)
     return cg_folders_open(store->folders, store->root_fd, path, round_trip_ns);
 }
 
-cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
-                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
-                              cg_io_cache cache, uint64_t user)
+cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
+                        const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
+                        cg_io_cache cache, uint64_t user)
 {
     cg_store_place place;
     const cg_status status = cg_store_object_place(store, key, level, profile, &place);
@@ -217,13 +212,6 @@ uint64_t cg_store_latency_ns(const cg_store *store)
         least_ns = ns < least_ns ? ns : least_ns;
     }
     return least_ns;
-}
-
-cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
-                        const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
-                        uint64_t user)
-{
-    return cg_store_read_range(store, io, key, level, profile, 0, n_bytes, cache, user);
 }
 
 /* CG_OK without a completion is a wake-up (cg_io_wake()): not ours. */

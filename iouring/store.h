@@ -30,8 +30,6 @@ typedef struct cg_store cg_store;
  * CG_ERR_CORRUPT: the store has another layout (iouring/layout.h). */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store); /* NULL is fine */
-/* The model's name, as long as the store is open. */
-const char *cg_store_model(const cg_store *store);
 
 /* What the store has of one chunk. */
 typedef struct cg_store_entry {
@@ -77,19 +75,13 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
 cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                          uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out);
 
-/* Submits a read of an object's first n_bytes; level_bytes of them are the chunk at that level. The
- * read completes in cg_io_wait() as one of cg_io_read_start() does, and the call returns what that
- * one returns. CG_ERR_INVALID_ARGUMENT also: profile is NULL at L1..L3. Other operations may be
- * under way. */
+/* Submits a read of n_bytes of an object, from offset on. The first level_bytes of a look-up are
+ * the chunk at that level, whichever of a nested file's names is read. The read completes in
+ * cg_io_wait() as one of cg_io_read_range() does, and the call returns what that one returns.
+ * CG_ERR_INVALID_ARGUMENT also: profile is NULL at L1..L3. Other operations may be under way. */
 cg_status cg_store_read(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
-                        const cg_fingerprint *profile, uint64_t n_bytes, cg_io_cache cache,
-                        uint64_t user);
-/* The same for n_bytes from offset on, as cg_io_read_range(). Of a nested file the ranges up to
- * where a level ends are the chunk at that level, whichever of its names is read. */
-cg_status cg_store_read_range(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
-                              const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
-                              cg_io_cache cache, uint64_t user);
-
+                        const cg_fingerprint *profile, uint64_t offset, uint64_t n_bytes,
+                        cg_io_cache cache, uint64_t user);
 /* The same with cg_io_read_open(): the file stays open, and later ranges are read with
  * cg_io_read_file(). */
 cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key, cg_level level,
@@ -224,20 +216,19 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
 /* The same for contexts/<name>/model.json: copies it to <model>/model.json unless that exists.
  * CG_ERR_CORRUPT: it does not start as a JSON object. */
 cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const char *path);
-/* Adopts all chunks, profiles and model.json below contexts/ of all models. A chunk that can be
- * found already costs a look at a few headers. Others are verified whole first. Invalid files are
- * passed over.
+/* Adopts all chunks, profiles and model.json below contexts/ of all models that are new since the
+ * last call, as a mount does at its start, for contexts that came into the store without it. A
+ * chunk that can be found already costs a look at a few headers. Others are verified whole first.
+ * Invalid files are passed over.
+ * Unchanged folders and files are skipped: those that have the inode number, size and times that
+ * they had and, of a folder, the names. Of each folder one chunk is looked at all the same; if it
+ * cannot be found, the whole folder is adopted anew. What could not be adopted, or is younger than
+ * some seconds, is looked at again the next time. now_s: the time by the store's clock; 0: nothing
+ * counts as unchanged. The state is kept in the root (iouring/adopted.h); where that cannot be
+ * written, each call looks at all.
  * *n_adopted_out (may be NULL): chunks that could not be found before.
  * CG_ERR_NO_SPACE, CG_ERR_READ_ONLY and CG_ERR_NO_MEMORY end it early. CG_ERR_CANCELLED: is_over
  * said so. */
-cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out);
-/* The same for what is new since the last call, as a mount does at its start, for contexts that
- * came into the store without it. Unchanged folders and files are skipped. Unchanged means: the
- * same inode number, size, times and, of a folder, names. Of each folder one chunk is looked at all
- * the same; if it cannot be found, the whole folder is adopted anew. What could not be adopted, or
- * is younger than some seconds, is looked at again the next time. now_s: the time by the store's
- * clock. The state is kept in the root (iouring/adopted.h); where that cannot be written, each call
- * looks at all. */
 cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,
                              uint32_t *n_adopted_out);
 

@@ -22,7 +22,7 @@ typedef struct adoption {
     int root_fd;
     const cg_store_hook *hook; /* NULL: nobody asks */
     uint32_t n_adopted;        /* chunks */
-    cg_adopted *adopted;       /* NULL: nothing is known */
+    cg_adopted *adopted;
     /* Of the folder of chunks that is looked at: */
     bool is_known; /* all of it was adopted, as it is */
     bool is_whole; /* nothing in it could not be adopted */
@@ -467,7 +467,7 @@ static cg_status visit_chunk(adoption *a, const char *path)
 static cg_status visit_level(adoption *a, const char *path)
 {
     cg_key state;
-    const bool has_state = a->adopted != NULL && cg_adopted_state(a->adopted, path, NULL, &state);
+    const bool has_state = cg_adopted_state(a->adopted, path, NULL, &state);
     a->is_known = has_state && cg_adopted_has(a->adopted, &state);
     a->is_whole = true;
     a->n_looked = 0;
@@ -482,7 +482,7 @@ static cg_status visit_file(adoption *a, const char *path, const char *place,
                             cg_status (*adopt)(int, const cg_store_hook *, const char *))
 {
     cg_key state;
-    const bool has_state = a->adopted != NULL && cg_adopted_state(a->adopted, path, place, &state);
+    const bool has_state = cg_adopted_state(a->adopted, path, place, &state);
     const bool is_known = has_state && cg_adopted_has(a->adopted, &state);
     const cg_status status = is_known ? CG_OK : adopt(a->root_fd, a->hook, path);
     if (has_state && status == CG_OK)
@@ -522,15 +522,6 @@ static cg_status visit_model(adoption *a, const char *path)
     char contexts[CG_TREE_PATH_BYTES];
     snprintf(contexts, sizeof contexts, "%.*s/contexts", CG_TREE_NAME_BYTES, path);
     return cg_tree_name_is_valid(path) ? for_each(a, contexts, visit_context) : CG_OK;
-}
-
-cg_status cg_store_adopt_tree(int root_fd, const cg_store_hook *hook, uint32_t *n_adopted_out)
-{
-    adoption a = {.root_fd = root_fd, .hook = hook};
-    const cg_status status = for_each(&a, "", visit_model);
-    if (n_adopted_out != NULL)
-        *n_adopted_out = a.n_adopted;
-    return status;
 }
 
 cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,

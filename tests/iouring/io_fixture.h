@@ -84,7 +84,7 @@ class IoFixture : public testing::TestWithParam<cg_io_backend>
     cg_status read_start(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t n_bytes,
                          cg_io_cache cache = CG_IO_CACHED)
     {
-        EXPECT_EQ(cg_io_read_start(io, dir.fd, path.c_str(), n_bytes, cache, 77), CG_OK);
+        EXPECT_EQ(cg_io_read_range(io, dir.fd, path.c_str(), 0, n_bytes, cache, 77), CG_OK);
         return take_read(bytes_out);
     }
 

@@ -295,16 +295,16 @@ TEST_P(NestedStoreTest, ReadsWhatALevelNeeds)
     const cg_store_entry entry = look_up({whole}, &profile)[0];
     std::vector<uint8_t> got;
     for (unsigned level = CG_L1; level <= CG_L3; level++) {
-        ASSERT_EQ(cg_store_read(store, io, &whole.header.key, cg_level(level), &profile,
+        ASSERT_EQ(cg_store_read(store, io, &whole.header.key, cg_level(level), &profile, 0,
                                 entry.level_bytes[level], CG_IO_CACHED, 77),
                   CG_OK);
         ASSERT_EQ(take_read(&got), CG_OK);
         EXPECT_TRUE(got == prefix(whole, level)) << level;
     }
-    ASSERT_EQ(cg_store_read(store, io, &whole.header.key, CG_L0, nullptr, 1, CG_IO_CACHED, 77),
+    ASSERT_EQ(cg_store_read(store, io, &whole.header.key, CG_L0, nullptr, 0, 1, CG_IO_CACHED, 77),
               CG_OK);
     EXPECT_EQ(take_read(&got), CG_ERR_NOT_FOUND);
-    EXPECT_EQ(cg_store_read(store, io, &whole.header.key, CG_L1, nullptr, 1, CG_IO_CACHED, 77),
+    EXPECT_EQ(cg_store_read(store, io, &whole.header.key, CG_L1, nullptr, 0, 1, CG_IO_CACHED, 77),
               CG_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
@@ -413,7 +413,7 @@ TEST_P(NestedAdoptionTest, TakesTheSpaceOfTheFinestLevelWhateverComesFirst)
                     const std::vector<uint8_t> bytes =
                         are_whole ? whole.bytes : prefix(whole, level);
                     write(level, bytes);
-                    ASSERT_EQ(by_tree ? cg_store_adopt_tree(dir.fd, nullptr, nullptr)
+                    ASSERT_EQ(by_tree ? cg_store_adopt_new(dir.fd, nullptr, 0, nullptr)
                                       : cg_store_adopt(dir.fd, nullptr, context_path(level).c_str(),
                                                        &whole.header),
                               CG_OK);
@@ -433,10 +433,10 @@ TEST_P(NestedAdoptionTest, AdoptsACopiedTreeInOneGo)
     for (unsigned level = CG_L1; level <= CG_L3; level++)
         write(level, prefix(whole, level));
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_GE(n_adopted, 1u);
     EXPECT_EQ(n_files(names(whole)), 1u);
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
 }
 

@@ -457,7 +457,8 @@ TEST_P(OddFsTest, AdoptsWhatIsNewInAFolderThatKeepsItsTime)
 
 // A store in the backing directory whose one chunk is looked up through the odd file system.
 struct NestedLookup {
-    NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model, bool names_differ)
+    NestedLookup(cg_test::TempDir &dir, cg_io *io, const char *model_name, bool names_differ)
+        : model(model_name)
     {
         cg_store *below;
         EXPECT_EQ(cg_store_open((dir.path + "/backing").c_str(), model, true, &below), CG_OK);
@@ -490,12 +491,12 @@ struct NestedLookup {
     std::string folder() const
     {
         char path[CG_TREE_PATH_BYTES];
-        EXPECT_EQ(cg_tree_object_path(cg_store_model(store), &chunk.header.key, CG_L0, nullptr,
-                                      path, sizeof path),
+        EXPECT_EQ(cg_tree_object_path(model, &chunk.header.key, CG_L0, nullptr, path, sizeof path),
                   CG_OK);
         return std::filesystem::path(path).parent_path().parent_path();
     }
 
+    const char *const model;
     const cg_fingerprint profile = cg_test::fingerprint_of("p");
     const cg_test::Chunk chunk =
         cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 1), CG_L1, &profile, 1000, 1, CG_L3);
@@ -703,7 +704,7 @@ TEST_P(OddFsTest, NeverBlocksInSubmit)
         draw_bytes(8192, 2)); // the kernel itself lets a hanging look-up hold up its directory
     uint64_t user = 0;
     for (const char *name : names)
-        ASSERT_EQ(cg_io_read_start(io, dir.fd, (std::string("odd/a/") + name).c_str(), 160,
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, (std::string("odd/a/") + name).c_str(), 0, 160,
                                    CG_IO_CACHED, user++),
                   CG_OK);
     for (const char *name : names)

@@ -47,7 +47,6 @@ TEST_P(StoreTest, OpensWhatIsThereAndMakesWhatIsNot)
     dir.write("file", std::string("x"));
     EXPECT_EQ(cg_store_open(dir.path.c_str(), "file", false, &other), CG_ERR_NOT_FOUND);
     ASSERT_EQ(cg_store_open((dir.path + "/fresh").c_str(), "m", true, &other), CG_OK);
-    EXPECT_STREQ(cg_store_model(other), "m");
     cg_store_free(other);
     cg_store_free(nullptr);
     struct stat s;
@@ -484,11 +483,11 @@ TEST_P(StoreTest, AdoptsAContextThatWasCopiedIn)
         << "again";
 
     uint32_t n_adopted = 99;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 2u);
     for (const cg_store_entry &entry : look_up(chain, nullptr))
         EXPECT_EQ(entry.levels, 1);
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
     std::swap(store, other);
     cg_store_free(other);
@@ -513,7 +512,7 @@ TEST_P(StoreTest, AdoptsALargeChunkInLittleMemory)
     dir.write("m/contexts/c/L0/00000.kv", make_chain(1, CG_L0, nullptr, 1, CHUNK_BYTES)[0].bytes);
     uint32_t n_adopted = 0;
     const uint64_t before_kib = peak_kib("5"); /* proc(5): the peak is what there is now */
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     EXPECT_LT(peak_kib() - before_kib, CHUNK_BYTES / 4 / 1024);
 }
@@ -547,7 +546,7 @@ TEST_P(StoreTest, TellsWhatAdoptingMakes)
         << "the chunk is a link";
     ASSERT_EQ(cg_store_adopt(dir.fd, &hook, path, &chunk.header), CG_OK) << "again";
     EXPECT_EQ(told.made.size(), 3u);
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, &hook, nullptr), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, &hook, 0, nullptr), CG_OK);
     ASSERT_EQ(told.made.size(), 4u);
     EXPECT_EQ(told.made.back(), "model.json");
 
@@ -635,7 +634,7 @@ TEST_P(StoreTest, AdoptsNothingBadFromATree)
     dir.write(".hidden/contexts/c/L0/00000.kv", chain[5].bytes);
     ASSERT_EQ(mkdirat(dir.fd, "empty", 0700), 0);
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     const std::vector<cg_store_entry> entries = look_up(chain, nullptr);
     for (size_t i = 0; i < chain.size(); i++)
@@ -651,7 +650,7 @@ TEST_P(StoreTest, HealsADamagedObject)
               std::vector<uint8_t>(chunk.bytes.begin(), chunk.bytes.begin() + 170));
     dir.write("m/contexts/c/L0/00000.kv", chunk.bytes);
     uint32_t n_adopted;
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 1u);
     EXPECT_TRUE(dir.read(object_path(chunk)) == chunk.bytes);
     for (const std::string &name : dir.files())
@@ -693,7 +692,7 @@ TEST_P(StoreTest, AdoptsNothingOfAModelThatIsALink)
     outside.write("contexts/c/model.json", std::string("{}"));
     std::filesystem::create_directory_symlink(outside.path, dir.path + "/linked");
     uint32_t n_adopted = 9;
-    EXPECT_EQ(cg_store_adopt_tree(dir.fd, nullptr, &n_adopted), CG_OK);
+    EXPECT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, &n_adopted), CG_OK);
     EXPECT_EQ(n_adopted, 0u);
     EXPECT_EQ(cg_store_adopt(dir.fd, nullptr, "linked/contexts/c/L1/00000.kv", &chunk.header),
               CG_ERR_PERMISSION);
@@ -738,7 +737,7 @@ TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)
     EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n");
     ASSERT_EQ(cg_store_adopt_profile(dir.fd, nullptr, "m/contexts/a/profile.cgp", nullptr), CG_OK)
         << "again";
-    ASSERT_EQ(cg_store_adopt_tree(dir.fd, nullptr, nullptr), CG_OK);
+    ASSERT_EQ(cg_store_adopt_new(dir.fd, nullptr, 0, nullptr), CG_OK);
     EXPECT_TRUE(dir.read("m/profiles/" + hex_of(second) + ".cgp") == second);
     EXPECT_EQ(dir.read_text("m/profiles/default"), hex_of(first) + "\n") << "the default stays";
     EXPECT_EQ(dir.files("m/profiles").size(), 3u);
