@@ -392,9 +392,9 @@ typedef struct cachegen_stats {
     uint64_t chunks_saved[4], chunks_existed, save_errors, saves_dropped, bytes_written, encode_ns;
     uint64_t abandoned_reads;
     uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
-    /* saves_dropped by reason, in chunks: the staging memory is full; nothing fine enough may be
-     * made of what was loaded lossily; what they follow is not stored; the store hung; other
-     * errors. */
+    /* saves_dropped by reason, in chunks: the staging memory is full; they were computed on a
+     * prefix that is too coarse for any level to store; what they follow is not stored; the store
+     * hung; other errors. */
     uint64_t saves_dropped_staging, saves_dropped_lossy, saves_dropped_unreachable,
         saves_dropped_timed_out, saves_dropped_failed;
     /* The most that saves held of staging_mib: K and V, and encoders. */
