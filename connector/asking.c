@@ -10,16 +10,35 @@
 /* So many round trips take the questions about a chunk, also of many at once, where the store
  * answers all at once: its folder, its name, opening, reading, and what else was not there. */
 enum { FEW_ROUND_TRIPS = 8, STEP_UP = 8 };
+static const uint64_t LEAST_SLOW_NS = UINT64_C(60000000000), MOST_SLOW_NS = 60 * LEAST_SLOW_NS;
+
+static bool was_slow(const cg_asking_width *width, uint64_t now_ns)
+{
+    return now_ns < width->slow_until_ns;
+}
+
+static void believe_slow(cg_asking_width *width, uint64_t now_ns)
+{
+    if (width->slow_for_ns == 0)
+        width->slow_for_ns = LEAST_SLOW_NS;
+    else if (!was_slow(width, now_ns))
+        width->slow_for_ns =
+            2 * width->slow_for_ns < MOST_SLOW_NS ? 2 * width->slow_for_ns : MOST_SLOW_NS;
+    width->slow_until_ns = now_ns + width->slow_for_ns;
+}
 
 void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns,
-                     uint64_t latency_ns)
+                     uint64_t latency_ns, uint64_t now_ns)
 {
     uint32_t next = width->n_chunks;
     if (took_ns > FEW_ROUND_TRIPS * latency_ns) {
         next = n_chunks / 2 < next ? n_chunks / 2 : next;
-        width->was_slow = true;
+        believe_slow(width, now_ns);
     } else if (n_chunks >= next / 2) {
-        next = width->was_slow ? next + STEP_UP : next * 4;
+        next = was_slow(width, now_ns) ? next + STEP_UP : next * 4;
+        /* Few questions are answered soon by stores that are slow with many, too. */
+        if (n_chunks > CG_ASKING_LEAST && !was_slow(width, now_ns))
+            width->slow_for_ns = 0;
     }
     width->n_chunks = next < CG_ASKING_LEAST  ? CG_ASKING_LEAST
                       : next > CG_ASKING_MOST ? CG_ASKING_MOST
@@ -83,7 +102,7 @@ static uint64_t deadline_ns(cg_prefix *const *prefixes, size_t n, uint64_t timeo
 /* Whether a chunk that is not asked for is worth the risk: what a far store answers slowly. */
 static bool answers_few(const cachegen *c, const cg_asking_width *width)
 {
-    return cg_handle_is_far(c) && (c->is_sshfs || width->was_slow);
+    return cg_handle_is_far(c) && (c->is_sshfs || was_slow(width, cg_now_ns()));
 }
 
 /* The coarse look, for prefixes[n] that want it. */
@@ -256,7 +275,7 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
     const uint64_t took_ns = cg_now_ns() - began_ns;
     const cg_asked asked = conclude(prefixes, n_in, io, status, took_ns);
     if (b.n_keys > 0)
-        cg_asking_learn(width, (uint32_t)b.n_keys, took_ns, c->latency_ns);
+        cg_asking_learn(width, (uint32_t)b.n_keys, took_ns, c->latency_ns, began_ns + took_ns);
     count_errors(rt, n_errors, status);
     for (size_t i = 0; i < b.n_questions; i++) {
         cg_chunk_memory_entry *known = &b.questions[i].prefix->known[b.questions[i].index];

@@ -23,14 +23,16 @@ enum { CG_ASKING_LEAST = 32, CG_ASKING_MOST = 1024 }; /* bounds of the width, in
 
 /* How many chunks are asked for at once, beside those of the first prompt. */
 typedef struct cg_asking_width {
-    uint32_t n_chunks; /* CG_ASKING_LEAST at first */
-    bool was_slow;
+    uint32_t n_chunks;      /* CG_ASKING_LEAST at first */
+    uint64_t slow_until_ns; /* it has answered slowly, which is believed until then */
+    uint64_t slow_for_ns;   /* and for so long; 0: it never has, or not since it was fast again */
 } cg_asking_width;
 
-/* n_chunks were asked for at once, which took took_ns, of a store that answers one question in
- * latency_ns. */
+/* n_chunks were asked for at once, which took took_ns until now_ns, of a store that answers one
+ * question in latency_ns. That it was slow is believed for a minute, and each further time that it
+ * turns out so for twice as long, up to an hour. */
 void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns,
-                     uint64_t latency_ns);
+                     uint64_t latency_ns, uint64_t now_ns);
 
 typedef struct cg_prefix cg_prefix; /* connector/prefix.h */
 

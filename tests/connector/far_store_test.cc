@@ -26,9 +26,10 @@ using namespace cg_test;
 TEST(AskingTest, IsAsWideAsAnswersComeInFewRoundTrips)
 {
     constexpr uint64_t ROUND_TRIP = 100000000, FAST = 6 * ROUND_TRIP, SLOW = 10 * ROUND_TRIP;
-    cg_asking_width width = {CG_ASKING_LEAST, false};
+    uint64_t now_ns = 1;
+    cg_asking_width width = {CG_ASKING_LEAST, 0, 0};
     const auto learn = [&](uint32_t n_chunks, uint64_t took_ns) {
-        cg_asking_learn(&width, n_chunks, took_ns, ROUND_TRIP);
+        cg_asking_learn(&width, n_chunks, took_ns, ROUND_TRIP, now_ns);
         return width.n_chunks;
     };
     EXPECT_EQ(learn(8, FAST), 32u) << "of so few it says nothing";
@@ -41,6 +42,31 @@ TEST(AskingTest, IsAsWideAsAnswersComeInFewRoundTrips)
     EXPECT_EQ(learn(512, SLOW), 58u) << "one long prompt's time says nothing of less";
     EXPECT_EQ(learn(19, SLOW), CG_ASKING_LEAST);
     EXPECT_EQ(learn(UINT32_MAX, 0), CG_ASKING_LEAST + 8);
+    now_ns = width.slow_until_ns;
+    EXPECT_EQ(learn(40, FAST), 160u) << "what was slow need not be so for ever";
+}
+
+TEST(AskingTest, ThatAStoreIsSlowIsBelievedForAMinuteAndLongerEachTimeThatItTurnsOutSo)
+{
+    constexpr uint64_t ROUND_TRIP = 100000000, SLOW = 10 * ROUND_TRIP, MINUTE = 60000000000;
+    cg_asking_width width = {CG_ASKING_LEAST, 0, 0};
+    uint64_t now_ns = 1;
+    const auto learn = [&](uint64_t took_ns) {
+        cg_asking_learn(&width, 100, took_ns, ROUND_TRIP, now_ns);
+        return width.slow_until_ns - now_ns;
+    };
+    EXPECT_EQ(learn(SLOW), MINUTE);
+    now_ns += MINUTE / 2;
+    EXPECT_EQ(learn(SLOW), MINUTE) << "the same time still";
+    for (const uint64_t minutes : {2, 4, 8, 16, 32, 60, 60}) {
+        now_ns = width.slow_until_ns;
+        EXPECT_EQ(learn(SLOW), minutes * MINUTE);
+    }
+    now_ns = width.slow_until_ns;
+    learn(0);
+    EXPECT_LE(width.slow_until_ns, now_ns);
+    now_ns++;
+    EXPECT_EQ(learn(SLOW), MINUTE) << "it was fast in between";
 }
 
 #ifndef CG_TEST_HAS_FUSE
