@@ -67,6 +67,7 @@ bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t ne
     if (now_ns >= place->bad_until_ns) {
         memset(place->prefix_level, 0, sizeof place->prefix_level);
         place->bad = place->damaged = 0;
+        place->is_doubted = false;
     }
     *entry_out = *place;
     /* What is missing may be saved by another engine at any time; what is there rarely goes. So the
@@ -115,6 +116,14 @@ void cg_chunk_memory_failed(cg_chunk_memory *memory, const cg_key *key, uint8_t 
     place->bad |= levels;
     if (damaged)
         place->damaged |= levels;
+    if (until_ns > place->bad_until_ns)
+        place->bad_until_ns = until_ns;
+}
+
+void cg_chunk_memory_doubt(cg_chunk_memory *memory, const cg_key *key, uint64_t until_ns)
+{
+    cg_chunk_memory_entry *place = place_of(memory, key, true);
+    place->is_doubted = true;
     if (until_ns > place->bad_until_ns)
         place->bad_until_ns = until_ns;
 }

@@ -24,6 +24,8 @@ typedef struct cg_chunk_memory_entry {
     uint8_t damaged; /* bit n: it failed because the file is not what its name says */
     uint8_t prefix_level[CG_N_LEVELS]; /* what a load found out of provenance, until bad_until_ns;
                                           else 0. What `entry` says of it was asked for before. */
+    bool is_doubted; /* a load has found another chunk to be something else than was guessed, until
+                        bad_until_ns: what is guessed of this one may be wrong, too */
     uint64_t probed_ns, bad_until_ns;
     cg_store_entry entry;
 } cg_chunk_memory_entry;
@@ -35,7 +37,7 @@ void cg_chunk_memory_free(cg_chunk_memory *memory);
 
 /* Fills *entry_out with what is known at now_ns; bad levels whose time is over are no longer bad.
  * True: the entry answers for the levels of `needed`. False: ask the store; of *entry_out only key,
- * bad, damaged and prefix_level are valid. */
+ * bad, damaged, prefix_level and is_doubted are valid. */
 bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t needed,
                           uint64_t now_ns, cg_chunk_memory_entry *entry_out);
 /* The store was asked for the levels of `probed` and answered with entry. */
@@ -51,6 +53,8 @@ void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t l
  * are wrong, and a save may replace them. */
 void cg_chunk_memory_failed(cg_chunk_memory *memory, const cg_key *key, uint8_t levels,
                             bool damaged, uint64_t until_ns);
+/* Until until_ns nothing is to be guessed of this chunk. */
+void cg_chunk_memory_doubt(cg_chunk_memory *memory, const cg_key *key, uint64_t until_ns);
 /* A load found out what prefix a level was computed on; that is known until until_ns. */
 void cg_chunk_memory_provenance(cg_chunk_memory *memory, const cg_key *key, uint8_t level,
                                 uint8_t prefix_level, uint64_t until_ns);

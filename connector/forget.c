@@ -2,7 +2,7 @@
  * and cachegen_forget_failed(). */
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
-#include "connector/plan.h"
+#include "connector/prefix.h"
 #include "connector/runtime.h"
 
 enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1 };
@@ -73,6 +73,8 @@ cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_byt
         const uint64_t until = until_ns(connector);
         const bool is_known = p.status == CG_ERR_LOSSY_PREFIX && p.failed_worst_level < CG_N_LEVELS;
         pthread_mutex_lock(&rt->lock);
+        if (p.status != CG_ERR_TIMED_OUT)
+            cg_prefix_doubt(rt, plan, i, until);
         if (!is_known)
             cg_chunk_memory_failed(rt->chunk_memory, key, levels, false, until);
         for (unsigned level = 0; is_known && level < CG_N_LEVELS; level++)

@@ -1,6 +1,7 @@
 #include "connector/load_state.h"
 
 #include "connector/clock.h"
+#include "connector/prefix.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -202,9 +203,11 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
         return;
     /* Its name may belong to another file than the one that is open, and so may those of the chunks
      * behind it, which nobody asks any more. */
-    if (status != CG_ERR_TIMED_OUT)
+    if (status != CG_ERR_TIMED_OUT) {
         cg_reader_files_forget(cg_link_files(rt->link), load->op.connector->root, key,
                                load->plan->n_chunks - chunk->index);
+        cg_prefix_doubt(rt, load->plan, chunk->index, until_ns);
+    }
     if (status != CG_ERR_LOSSY_PREFIX) {
         cg_chunk_memory_failed(rt->chunk_memory, key, levels, damaged, until_ns);
         return;
@@ -311,8 +314,11 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
         piece->next = chunk->pieces;
         chunk->pieces = piece;
         if (load->stream.chunks[read.chunk_index].is_guessed) {
+            const bool is_anew = load->stream.chunks[read.chunk_index].is_short;
             if (!take_sizes(chunk, &read, header))
                 cg_load_settle(load);
+            else if (is_anew)
+                cg_load_drop_pieces(chunk);
         } else if (is_not_nested(load, &read, header)) {
             cg_stream_not_nested(&rt->stream_plan, &load->stream, read.chunk_index);
             cg_load_drop_pieces(chunk);
@@ -321,7 +327,10 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
         if (piece != NULL)
             cg_io_buffer_release(piece->buffer);
         free(piece);
-        if (status != CG_OK)
+        if (status == CG_ERR_TRUNCATED && verdict == CG_STREAM_FAIL &&
+            cg_stream_shorter(&rt->stream_plan, &load->stream, read.chunk_index))
+            cg_runtime_wake_reader(rt);
+        else if (status != CG_OK)
             read_failed(chunk, &read, status, verdict);
         cg_load_settle(load);
     }

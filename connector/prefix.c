@@ -249,7 +249,8 @@ static bool is_sample(const cg_prefix *p, uint32_t index)
     return p->known[index].probed != 0 && !is_odd(&p->known[index]);
 }
 
-/* Whether the chunks that are known are alike, so that the others can be guessed. */
+/* Whether the chunks that are known are alike, and no other is doubted, so that the others can be
+ * guessed. */
 static bool can_guess(const cg_prefix *p)
 {
     cg_controller_chunk sizes;
@@ -257,16 +258,28 @@ static bool can_guess(const cg_prefix *p)
     if (!is_sample(p, 0))
         return false;
     for (uint32_t i = 0; p->first_chunk + i < p->end; i++) {
+        const cg_chunk_memory_entry *known = &p->known[i];
+        if (known->probed != 0 && !usable(p, known, &sizes))
+            break; /* nothing behind it counts */
+        if (known->probed == 0 && known->is_doubted)
+            return false;
         if (!is_sample(p, i))
             continue;
-        if (!usable(p, &p->known[i], &sizes))
-            break; /* nothing behind it counts */
         const uint8_t here = levels_to_guess(&sizes);
         if (here == 0 || (levels != 0 && levels != here))
             return false;
         levels = here;
     }
     return true;
+}
+
+void cg_prefix_doubt(cg_runtime *rt, const cg_plan *plan, uint32_t chunk_index, uint64_t until_ns)
+{
+    if (!plan->chunks[chunk_index].is_guessed)
+        return;
+    for (uint32_t i = chunk_index + 1; i < plan->n_chunks; i++)
+        if (plan->chunks[i].is_guessed)
+            cg_chunk_memory_doubt(rt->chunk_memory, &plan->keys[i + 1], until_ns);
 }
 
 /* What is known of a wanted chunk, or is taken to be so; false: it is of no use. sample: of the

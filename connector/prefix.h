@@ -12,8 +12,9 @@
  * A far store that answers few questions at a time is asked for a few chunks of a long prefix only.
  * A store mostly has what lies between two chunks of a chain that it has. The others are taken to
  * have the levels and sizes of the one before them that was asked for, and are marked as guessed.
- * The load finds out, from the start of each file. Chunks with L0 are all asked for: its name is
- * another one, so that the load would not find out.
+ * The load finds out, from the start of each file. A load that fails at a guessed chunk makes those
+ * behind it doubted for a while. Chunks with L0 are all asked for: its name is another one, so that
+ * the load would not find out.
  * Threads: a cg_prefix is used by one thread at a time. Functions take the runtime's lock
  * themselves, for moments.
  */
@@ -79,4 +80,10 @@ uint32_t cg_prefix_probes(cg_prefix *prefix, uint32_t *indices_out);
 cg_status cg_prefix_reaches(cg_prefix *prefix, uint32_t reach, uint32_t end, bool is_sparse);
 /* Whether wanted[index] is asked for; else it is guessed. */
 bool cg_prefix_asks(const cg_prefix *prefix, uint32_t index);
+
+/* With the runtime's lock held: a load has failed at a chunk of a plan. If the chunk was guessed,
+ * a prefix that reaches beyond it is asked for whole, up to until_ns, since what else was guessed
+ * may be as wrong, and each of those would fail a load of its own. */
+void cg_prefix_doubt(cg_runtime *runtime, const cg_plan *plan, uint32_t chunk_index,
+                     uint64_t until_ns);
 #endif

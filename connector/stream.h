@@ -30,6 +30,7 @@ typedef struct cg_stream_chunk {
     cg_stream_state state;
     bool is_nested;         /* its lossy levels are one file */
     bool is_guessed;        /* its sizes are another chunk's, until its first range has arrived */
+    bool is_short;          /* and its file is shorter than the first range that was asked for */
     bool is_cut;            /* a range could not be had: no more is asked for */
     uint8_t file_level;     /* of the name that is read */
     uint8_t planned;        /* it is read to this level */

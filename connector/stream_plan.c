@@ -1,5 +1,6 @@
 #include "connector/stream_plan.h"
 
+#include "codec/chunk.h"
 #include "connector/quality.h"
 
 #include <math.h>
@@ -600,6 +601,8 @@ static uint8_t file_of(const cg_stream *stream, uint32_t index, uint8_t level)
 static uint64_t sure_bytes(const cg_stream *stream, uint32_t index)
 {
     const uint64_t half = stream->sizes[index].bytes[cg_stream_floor(stream, index)] / 2;
+    if (stream->chunks[index].is_short)
+        return CG_CHUNK_FIXED_BYTES;
     return half < PAGE_BYTES ? PAGE_BYTES : half / PAGE_BYTES * PAGE_BYTES;
 }
 
@@ -745,6 +748,16 @@ void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chun
     plan->is_stale = true;
 }
 
+bool cg_stream_shorter(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index)
+{
+    cg_stream_chunk *chunk = &stream->chunks[chunk_index];
+    if (!chunk->is_guessed || chunk->is_short)
+        return false;
+    *chunk = (cg_stream_chunk){.is_nested = chunk->is_nested, .is_guessed = true, .is_short = true};
+    plan->is_stale = true;
+    return true;
+}
+
 bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
                      const uint64_t level_bytes[CG_N_LEVELS])
 {
@@ -758,6 +771,11 @@ bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_ind
         if (sizes->bytes[level] > 0 && (chunk->is_nested || level == chunk->file_level))
             sizes->bytes[level] = level_bytes[level];
     stream->levels[chunk_index] = cg_controller_nearest(sizes, stream->levels[chunk_index]);
+    if (chunk->is_short) { /* ranges begin on pages: from the start again */
+        plan->bytes_held -= chunk->held_bytes;
+        stream->dropped_bytes += chunk->held_bytes;
+        *chunk = (cg_stream_chunk){.is_nested = chunk->is_nested};
+    }
     return true;
 }
 

@@ -15,7 +15,8 @@
  * While the link's speed is unknown, ranges under way are of different files. A near store may have
  * a slow link. There the first range of a file is read alone: reading it opens the file, and each
  * opening may make a network file system forget what it has cached of it. So is that of a chunk
- * whose sizes are guessed; it is half of what the coarsest level is thought to have.
+ * whose sizes are guessed; it is half of what the coarsest level is thought to have, or the header
+ * where a file has not even that.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.
@@ -145,8 +146,12 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
 /* A chunk's file is not what its sizes said: it is not nested. The chunk is read anew, one file for
  * each level; forget what was kept of it. */
 void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index);
+/* The first range of a chunk whose sizes were guessed is more than its file has. True: its header
+ * alone is read next, which may say why. False: this was no such range, or it was the header. */
+bool cg_stream_shorter(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index);
 /* The first range of a chunk whose sizes were guessed has arrived, and says where each level ends,
- * 0: it is not in the file. False: the file is of no use. */
+ * 0: it is not in the file. False: the file is of no use. After cg_stream_shorter() the chunk is
+ * read anew: forget what was kept of it. */
 bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
                      const uint64_t level_bytes[CG_N_LEVELS]);
 /* Decoding of a chunk ended. True: it is DONE, and n_whole counts on. False: it failed, or is not

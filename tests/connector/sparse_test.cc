@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <random>
 
 namespace
 {
@@ -210,6 +211,63 @@ TEST_F(SparseTest, WhatWasGuessedWrongEndsTheLoadAndTheNextLookUpKnows)
         EXPECT_EQ(next.hit.stored_tokens, std::min(c.stored * CHUNK, N_TOKENS - 1));
         EXPECT_EQ(next.status, CACHEGEN_OK);
         EXPECT_EQ(next.progress.loaded_tokens, next.hit.hit_tokens);
+        check(next);
+    }
+}
+
+// A chunk that takes few bytes, between others that take many: no damage.
+TEST_F(SparseTest, AChunkOfLessThanHalfTheGuessedBytesIsLoadedToo)
+{
+    constexpr uint32_t K = 31;
+    std::filesystem::remove_all(store.dir.path + "/m/objects");
+    Engine near(store, chunked() + ", \"store_levels\": [\"L3\"]");
+    ASSERT_EQ(near.element_bytes(), 2u);
+    near.prefill(tokens);
+    std::mt19937 random(1);
+    near.for_each(0, N_TOKENS,
+                  [&](uint32_t token, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
+                      const uint32_t noise = 0x4080 | (random() & 0x80ff); // bf16: 4 to 16
+                      cg_put_le(at, 2, token / CHUNK == K ? 0 : noise);
+                  });
+    cachegen_save *op;
+    ASSERT_EQ(near.save_start(tokens, 0, N_TOKENS, true, nullptr, 0, &op), CACHEGEN_OK);
+    ASSERT_EQ(near.finish(op).status, CACHEGEN_OK);
+    ASSERT_LT(2 * std::filesystem::file_size(name(K, CG_L3)),
+              std::filesystem::file_size(name(K - 1, CG_L3)) - 8192)
+        << "of pages";
+    ASSERT_EQ(near.load(tokens).progress.loaded_tokens, N_TOKENS - 1);
+    decoded[CG_L3] = near.memory;
+    mount_anew();
+    open();
+    const Load load = far->load(tokens);
+    EXPECT_EQ(load.status, CACHEGEN_OK);
+    EXPECT_EQ(load.progress.loaded_tokens, N_TOKENS - 1);
+    check(load);
+}
+
+// As where room was made by keeping the coarsest level of some: one failed load is enough, in one
+// process or, as an engine's scheduler and worker, in two.
+TEST_F(SparseTest, OneFailedLoadTellsOfAllThatWasGuessedWrong)
+{
+    for (const uint32_t k : {13u, 31u, 47u, 58u})
+        for (const unsigned level : {CG_L1, CG_L2})
+            std::filesystem::remove(name(k, level));
+    for (const bool in_two_processes : {false, true}) {
+        SCOPED_TRACE(in_two_processes);
+        mount_anew();
+        open();
+        const Load load = far->load(tokens);
+        EXPECT_EQ(load.status, CG_ERR_NOT_FOUND);
+        EXPECT_EQ(load.progress.loaded_tokens, 13 * CHUNK);
+        if (in_two_processes) {
+            const Bytes plan = far->plan;
+            open();
+            ASSERT_EQ(cachegen_forget_failed(far->c, plan.data(), plan.size(), &load.progress),
+                      CACHEGEN_OK);
+        }
+        const Load next = far->load(tokens);
+        EXPECT_EQ(next.status, CACHEGEN_OK);
+        EXPECT_EQ(next.progress.loaded_tokens, N_TOKENS - 1);
         check(next);
     }
 }
