@@ -37,7 +37,7 @@ LEVELS = ("L0", "L1", "L2", "L3")
 CONTEXT = "demo"
 PROMPT = "tests/data/prompt/longchat_topics.txt"
 # A demo is to end soon, also on a CPU without matrix units or bf16, where nearly all of its time was the profile's: a
-# third of the tokens that the profile tool takes by default, six of nine texts (no JSON, logs and Chinese), and two
+# third of the tokens that the profile tool takes by default, six of ten texts (no JSON, logs and Chinese), and two
 # contexts where it takes nine for the cost of a chunk by its place, which only choices of level ask for. The price are
 # larger files. The number of exact first tokens is what the tool finds for this model.
 CALIBRATION_TEXTS = ("chat_mtbench", "code_c", "code_python", "math_gsm8k", "novel_en", "wikitext2_valid")
