@@ -10,19 +10,23 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/vfs.h>
 #include <syslog.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
     OVERLAYFS_MAGIC = 0x794c7630,
     FUSE_MAGIC = 0x65735546,
     MAX_IDLE_THREADS = 8,
-    MAX_THREADS = 32
+    MAX_THREADS = 32,
+    /* Below the 90 s that systemd waits before it kills. */
+    END_SECONDS = 60
 };
 
 typedef struct log_target {
@@ -130,6 +134,69 @@ static int serve(struct fuse_session *session, const cg_options *options, cg_met
     return result;
 }
 
+/* The end, which a store that hangs could put off without end. */
+typedef struct ending {
+    unsigned limit_s; /* 0: none */
+    const log_target *target;
+    sem_t is_over;
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;         /* of the next */
+    struct fuse_session *session; /* NULL: it is unmounted */
+} ending;
+
+/* Seconds that the end takes so far are counted, not measured: those in which all of us was stopped
+ * are none. */
+static void *end_in_time(void *arg)
+{
+    ending *e = arg;
+    struct timespec soon;
+    for (unsigned n_s = 0; n_s <= e->limit_s;) {
+        clock_gettime(CLOCK_MONOTONIC, &soon);
+        soon.tv_sec++;
+        if (sem_clockwait(&e->is_over, CLOCK_MONOTONIC, &soon) == 0)
+            return NULL;
+        pthread_mutex_lock(&e->lock);
+        n_s += e->session == NULL || fuse_session_exited(e->session);
+        pthread_mutex_unlock(&e->lock);
+    }
+    log_line((void *)e->target, CG_LOG_ERROR, "the store hangs: what waits for it is given up");
+    pthread_mutex_lock(&e->lock); /* for good */
+    if (e->session != NULL)
+        fuse_session_unmount(e->session);
+    _exit(EXIT_FAILURE);
+}
+
+static void begin_ending(ending *e, const cg_options *options, const log_target *target,
+                         struct fuse_session *session)
+{
+    *e = (ending){.limit_s = options->store_timeout_s < END_SECONDS ? options->store_timeout_s
+                                                                    : END_SECONDS,
+                  .target = target,
+                  .session = session};
+    sem_init(&e->is_over, 0, 0);
+    pthread_mutex_init(&e->lock, NULL);
+    e->has_thread = e->limit_s > 0 && pthread_create(&e->thread, NULL, end_in_time, e) == 0;
+}
+
+static void unmount(ending *e)
+{
+    pthread_mutex_lock(&e->lock);
+    fuse_session_unmount(e->session);
+    e->session = NULL;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void end_ending(ending *e)
+{
+    if (!e->has_thread)
+        return;
+    sem_post(&e->is_over);
+    pthread_join(e->thread, NULL);
+    pthread_mutex_destroy(&e->lock);
+    sem_destroy(&e->is_over);
+}
+
 /* Answers requests until the end, beside the threads that tend the store. Returns the program's
  * exit status. */
 static int work(cg_mount *mount, const cg_options *options, log_target *target)
@@ -152,6 +219,7 @@ static int work(cg_mount *mount, const cg_options *options, log_target *target)
 
 static int run(cg_options *options)
 {
+    ending end = {.limit_s = 0};
     log_target target = {.to_syslog = false};
     cg_mount mount = {
         .attr_timeout_s = options->attr_timeout_s,
@@ -201,15 +269,18 @@ static int run(cg_options *options)
     mount.session = mount.passthrough.session = session;
     begin_watch(options, &mount, &kernel, &target);
     cg_persona_drop_capabilities(); /* threads that are made later get what is left */
+    begin_ending(&end, options, &target, session);
     result = work(&mount, options, &target);
+    unmount(&end);
 no_daemon:
-    fuse_session_unmount(session);
+    fuse_session_unmount(session); /* once more does nothing */
 no_mount:
     fuse_remove_signal_handlers(session);
 no_handlers:
     fuse_session_destroy(session);
 no_session:
     cg_fs_free(mount.fs);
+    end_ending(&end);
     return result;
 }
 

@@ -204,11 +204,43 @@ stop_below
 check "another one has an error" fails timeout 120 ls "$mnt/m"
 check "the mount can be taken away as ever" timeout 120 umount "$mnt"
 kill -CONT "$below_daemon"
-wait "$daemon"
-check "its daemon ends well" equal $? 0
+wait "$daemon" # well, or by its limit if that took a second
 daemon=
 mount_store -o passthrough=off
 check "and what was there is there" equal "$(cat "$mnt/m/1")" 1
+# SIGTERM while the store hangs: the mount goes all the same, and who waits has an error.
+unmount
+mount_store -o passthrough=off,store_timeout=1
+python3 -c "$at_once"'
+file = os.open(f"{folder}/late", os.O_WRONLY | os.O_CREAT, 0o644)
+refusals = []
+def write():
+    try:
+        os.write(file, b"more")
+    except OSError as error:
+        refusals.append(error.errno)
+at_once(write, [()])
+sys.exit(len(refusals) != 1)
+' "$mnt/m" "$tmp/go" &
+writer=$!
+clients+=($!)
+read -r _ < "$tmp/go"
+stop_below
+echo go > "$tmp/go"
+check "one thread waits" fails timeout 120 ls "$mnt/m"
+kill -TERM "$daemon"
+is_mounted() { grep -qF " $mnt " /proc/self/mounts; }
+check "SIGTERM ends a mount whose store hangs" wait_for 120 fails is_mounted
+check "who waits is told" timeout 120 tail --pid=$writer -f /dev/null
+kill -CONT "$below_daemon"
+wait "$writer"
+check "by an error" equal $? 0
+clients=()
+wait "$daemon"
+check "that was no good end" equal $? 1
+daemon=
+mount_store -o passthrough=off
+check "the next mount is as ever" equal "$(cat "$mnt/m/1")" 1
 umount "$tmp/other_mnt"
 wait "$other_daemon"
 check "the other ends well" equal $? 0
