@@ -15,6 +15,7 @@
  *
  * A load with a budget goes by these levels only where it cannot read coarse first and refine
  * (connector/extents.h). A look-up goes by them to tell how much of the prompt is loaded.
+ * Threads: any; there is no state.
  */
 #ifndef CG_CONNECTOR_CONTROLLER_H
 #define CG_CONNECTOR_CONTROLLER_H

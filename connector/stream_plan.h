@@ -14,18 +14,18 @@
  * late. And every question of another request's look-up waits for what is under way before it.
  * While the link's speed is unknown, ranges under way are of different files. A near store may have
  * a slow link. There the first range of a file is read alone: reading it opens the file, and each
- * opening may make a network file system forget what it has cached of it. So is that of a chunk
- * whose sizes are guessed; it is half of what the coarsest level is thought to have, or the header
- * where a file has not even that.
+ * opening may make a network file system forget what it has cached of it. The first range of a
+ * chunk whose sizes are guessed is read alone, too; it is half of what the coarsest level is
+ * thought to have, or the header where a file has not even that.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
- * that chunk on. What others have to read and to decode before it counts. So is what a link that
- * has fallen silent still has to bring at the deadline.
+ * that chunk on. What others have to read and to decode before it counts. What a link that has
+ * fallen silent still has to bring at the deadline is given up, too.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. Behind its deadline it also ends when nothing has arrived
+ * 7. A stream ends at a time of its own. After its deadline it also ends when nothing has arrived
  * for a while: for half a second, or for twice the time that all bytes under way should take over
  * the link as it was measured. Its reads are given up then, and no others are begun.
  *

@@ -1,8 +1,8 @@
 /* fusefs/fs.h - the inside of a cg_fs, and what the modules of the core share.
  *
  * The modules lie in layers. CMakeLists.txt lists them from the lowest to the highest, and each
- * calls only what is listed above it; tests/layers.py checks that. They share the nodes' lock
- * (fusefs/nodes.h); no system call is made under it. And names_lock.
+ * calls only what is listed above it; tests/layers.py checks that. They share two locks: that of
+ * the nodes (fusefs/nodes.h), under which no system call is made, and names_lock.
  */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H

@@ -2,7 +2,7 @@
  *
  * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So when all
  * that touches the store hangs, threads are left for .cachegenfs; when only changes hang, threads
- * are left for reading. What only asks is answered with ETIMEDOUT when it has waited too long.
+ * are left for reading. A request that changes nothing gets ETIMEDOUT when it has waited too long.
  */
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H
