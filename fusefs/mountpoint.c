@@ -53,7 +53,7 @@ static bool is_our_mount(const char *path)
     return found;
 }
 
-static void unmount(const char *path)
+void cg_mountpoint_detach(const char *path)
 {
     char *const arguments[] = {"fusermount3", "-u", "-z", (char *)path, NULL};
     pid_t child;
@@ -83,7 +83,7 @@ bool cg_mountpoint_clear(const char *path)
             fprintf(stderr, "cachegenfs: %s: a daemon serves it already\n", path);
             return false;
         }
-        unmount(real);
+        cg_mountpoint_detach(real);
         if (!has_daemon(real))
             break; /* we may not: mounting will tell */
     }
