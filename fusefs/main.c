@@ -172,7 +172,8 @@ static void *end_in_time(void *arg)
         syscall(SYS_close, fuse_session_fd(e->session));
         cg_mountpoint_detach(e->mountpoint);
     }
-    _exit(EXIT_FAILURE);
+    syscall(SYS_exit_group, EXIT_FAILURE); /* threads are left: that is no leak */
+    return NULL;
 }
 
 static void begin_ending(ending *e, const cg_options *options, const log_target *target,
