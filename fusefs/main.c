@@ -166,9 +166,8 @@ static void *end_in_time(void *arg)
     log_line((void *)e->target, CG_LOG_ERROR, "the store hangs: what waits for it is given up");
     pthread_mutex_lock(&e->lock); /* for good */
     if (e->session != NULL) {
-        /* Before it is closed, taking it away would wait for an answer. Other threads still read
-         * from it: that is no race that matters, so close() is not asked, which a sanitizer sees.
-         */
+        /* Closed first, since detaching would wait for an answer of ours. Other threads still read
+         * from it, which ThreadSanitizer takes for a race with close(); all of us ends at once. */
         syscall(SYS_close, fuse_session_fd(e->session));
         cg_mountpoint_detach(e->mountpoint);
     }

@@ -204,7 +204,8 @@ stop_below
 check "another one has an error" fails timeout 120 ls "$mnt/m"
 check "the mount can be taken away as ever" timeout 120 umount "$mnt"
 kill -CONT "$below_daemon"
-wait "$daemon" # well, or by its limit if that took a second
+wait "$daemon"
+check "its daemon ends, well or by its limit of a second" test $? -le 1
 daemon=
 mount_store -o passthrough=off
 check "and what was there is there" equal "$(cat "$mnt/m/1")" 1
