@@ -42,7 +42,15 @@ static bool is_on_device(int fd)
            statx_fd.stx_dev_major != 0;
 }
 
-static void prepare_step(struct io_uring_sqe *sqe, const cg_io_step *s)
+/* What is in the page cache is copied by whoever submits, one read after another. Many bytes had
+ * better be copied by the kernel's workers, side by side: from here on that costs less than it
+ * spares. */
+static bool copies_much(const cg_io_op *op, uint64_t n_bytes)
+{
+    return !op->direct && n_bytes >= 64 << 10;
+}
+
+static void prepare_step(struct io_uring_sqe *sqe, const cg_io_op *op, const cg_io_step *s)
 {
     switch (s->kind) {
     case CG_IO_STEP_OPEN: io_uring_prep_openat(sqe, s->fd, s->path, s->flags, 0600); break;
@@ -68,7 +76,7 @@ static void prepare_step(struct io_uring_sqe *sqe, const cg_io_step *s)
     /* An open may ask a FUSE daemon, a buffered write may wait for the disk: never in the caller's
      * thread. Reads from a disk the kernel itself hands to a worker where they cannot be
      * asynchronous; but FUSE first asks its daemon for the file's size, in whoever submits. */
-    if (s->kind != CG_IO_STEP_READ || !is_on_device(s->fd))
+    if (s->kind != CG_IO_STEP_READ || copies_much(op, s->n_bytes) || !is_on_device(s->fd))
         sqe->flags |= IOSQE_ASYNC;
 }
 
@@ -79,7 +87,7 @@ void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f, const cg_io_step *s
         stall(u, f);
         return;
     }
-    prepare_step(sqe, step);
+    prepare_step(sqe, f->op, step);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_STEP));
     f->n_pending = 1;
 }
@@ -150,7 +158,8 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
      * the file open. */
     /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do
      * all the same. */
-    sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK | (local ? 0 : IOSQE_ASYNC);
+    sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK |
+                  (local && !copies_much(op, n_bytes) ? 0 : IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_READ));
 
     sqe = io_uring_get_sqe(&u->ring.ring);

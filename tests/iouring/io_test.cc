@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -653,6 +654,71 @@ TEST(IoNewTest, WithoutLockedMemoryNothingIsPinned)
     EXPECT_EQ(status_of_child([&] { return read(CG_IO_AUTO, 0); }), 0);
     if (status_of_child([&] { return read(CG_IO_URING, RLIM_INFINITY); }) != PINNED)
         GTEST_SKIP() << "nothing is pinned here in any case";
+}
+
+// Threads of the kernel's that work for rings of this process.
+size_t n_workers()
+{
+    size_t n = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream comm(task.path() / "comm");
+        std::string name;
+        n += std::getline(comm, name) && name.rfind("iou-wrk", 0) == 0;
+    }
+    return n;
+}
+
+// Reads parts of the file, all at once. open: NULL, or the open file.
+int read_parts(cg_io *io, int dir_fd, uint64_t n_bytes, cg_open_file *open)
+{
+    for (uint32_t i = 0; i < 8; i++)
+        if ((open != nullptr
+                 ? cg_io_read_file(io, open, i * n_bytes, n_bytes, i)
+                 : cg_io_read_range(io, dir_fd, "file", i * n_bytes, n_bytes, CG_IO_CACHED, i)) !=
+            CG_OK)
+            return complain("a read does not begin");
+    while (cg_io_n_under_way(io) > 0) {
+        cg_io_completion done;
+        size_t n = 0;
+        if (cg_io_wait(io, 20 * SECOND_NS, &done, 1, &n) != CG_OK || n != 1)
+            return complain("a read does not complete");
+        const Buffer buffer(done.buffer);
+        if (done.status != CG_OK || buffer->n_bytes != n_bytes)
+            return complain("a read is wrong");
+    }
+    return 0;
+}
+
+// What is cached comes with the call that asks for it, unless a worker is told to copy it.
+TEST(IoNewTest, WorkersCopyLargeReads)
+{
+    char reason[256];
+    if (!cg_io_uring_reason(reason, sizeof reason))
+        CG_SKIP_OR_FAIL("uring", "there are no workers: " << reason);
+    const cg_test::TempDir dir;
+    dir.write("file", draw_bytes(8 << 20, 1));
+    enum { NOT_LOCAL = 2, BY_THE_CALLER = 3 };
+    for (const bool is_open : {false, true}) {
+        SCOPED_TRACE(is_open);
+        const int status = status_of_child([&] {
+            const cg_io_config config = {CG_IO_URING, 0, 0, 0};
+            cg_io *io;
+            if (cg_io_new(&config, &io) != CG_OK)
+                return complain("no queue");
+            cg_open_file *const file =
+                is_open ? cg_open_file_new(openat(dir.fd, "file", O_RDONLY)) : nullptr;
+            if (read_parts(io, dir.fd, 4096, file) != 0)
+                return 1;
+            if (n_workers() > 0)
+                return int{NOT_LOCAL};
+            if (read_parts(io, dir.fd, 1 << 20, file) != 0)
+                return 1;
+            return n_workers() > 0 ? 0 : int{BY_THE_CALLER};
+        });
+        if (status == NOT_LOCAL)
+            GTEST_SKIP() << "this file system's files are always read by workers";
+        EXPECT_EQ(status, 0);
+    }
 }
 
 // As the default filters of containers.
