@@ -94,7 +94,8 @@ static const key_rule RULES[] = {
     {"retry_ms", INTEGER, AT(retry_ms), 30000, 0, 86400000,
      NULL}, /* how long a chunk that failed is not offered */
     {"gpu_library", STRING, AT(gpu_library), 0, 0, 0, NULL},
-    {"gpu_slots", INTEGER, AT(gpu_slots), 8, 1, 64, NULL}, /* chunks that a GPU has at once */
+    {"gpu_slots", INTEGER, AT(gpu_slots), 0, 0, 64,
+     NULL}, /* chunks that a GPU has at once; 0 = by their size: cg_gpu_open() */
     {"gpu_staging_mib", INTEGER, AT(gpu_staging_mib), 512, 1, 16777216,
      NULL}, /* pinned memory for KV that is copied off a GPU */
     {"trace_dir", STRING, AT(trace_dir), 0, 0, 0, NULL}, /* where each load leaves a trace */

@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, MOST_COPIES = 4096, MOST_PROJECTORS = 8 };
+/* Slots that are not configured: the fewest that keep the batches of large chunks busy, and more of
+ * small ones, up to as many K and V. */
+enum { LEAST_SLOTS = 8, MOST_SLOTS = 32, SLOTS_BYTES = 256 << 20 };
 static const char DEFAULT_NAME[] = "libcachegen_cuda.so";
 
 /* The library's path where it lies beside this one; else its name, for the linker's search path. */
@@ -47,14 +50,27 @@ static const cg_device_functions *open_library(const cg_config *config, char *re
     return functions;
 }
 
+/* K and V of a chunk. */
+static uint64_t raw_bytes_of(const cg_config *config, const cg_model *model)
+{
+    return cg_geometry_elements(&model->geometry, config->chunk_tokens) *
+           cg_dtype_bytes(model->geometry.dtype);
+}
+
+static uint32_t count_slots(const cg_config *config, const cg_model *model)
+{
+    const uint64_t n = SLOTS_BYTES / raw_bytes_of(config, model);
+    return config->gpu_slots > 0 ? config->gpu_slots
+           : n < LEAST_SLOTS     ? LEAST_SLOTS
+           : n > MOST_SLOTS      ? MOST_SLOTS
+                                 : (uint32_t)n;
+}
+
 static cg_status open_device(const cg_config *config, const cg_model *model, bool encodes,
                              cg_gpu *gpu, char *reason_out)
 {
-    const cg_geometry *g = &model->geometry;
-    const uint64_t raw_bytes =
-        cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype);
-    const uint64_t n_copies = ((uint64_t)config->gpu_staging_mib << 20) / raw_bytes;
-    gpu->n_slots = config->gpu_slots;
+    const uint64_t n_copies =
+        ((uint64_t)config->gpu_staging_mib << 20) / raw_bytes_of(config, model);
     if (!config->read_only)
         gpu->n_copies = n_copies < 1             ? 1
                         : n_copies < MOST_COPIES ? (uint32_t)n_copies
@@ -64,7 +80,7 @@ static cg_status open_device(const cg_config *config, const cg_model *model, boo
         return CG_ERR_UNSUPPORTED;
     const cg_device_config device = {.ordinal = gpu->ordinal,
                                      .profile = model->profile,
-                                     .geometry = *g,
+                                     .geometry = model->geometry,
                                      .chunk_tokens = config->chunk_tokens,
                                      .n_slots = gpu->n_slots,
                                      .n_copies = gpu->n_copies,
@@ -86,7 +102,8 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     pthread_mutex_init(&gpu->lock, NULL);
     gpu->pid = getpid();
     gpu->ordinal = ordinal;
-    cg_status status = cg_pool_new(config->gpu_slots, 0, config->cpus, config->n_cpus, &gpu->pool);
+    gpu->n_slots = count_slots(config, model);
+    cg_status status = cg_pool_new(gpu->n_slots, 0, config->cpus, config->n_cpus, &gpu->pool);
     if (status == CG_OK)
         status = open_device(config, model, encodes, gpu, reason_out);
     if (status != CG_OK) {

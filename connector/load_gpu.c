@@ -139,10 +139,10 @@ void cg_load_gpu_run(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     if (status == CG_ERR_DEVICE)
         cg_handle_check_gpu(load->op.connector);
     /* What waited for the engine's own work says nothing of decoding. And speeds count the time of
-     * config->threads threads, where gpu_slots are at work. */
+     * config->threads threads, where n_slots are at work. */
     const cg_config *config = load->op.connector->config;
     const uint64_t took_ns =
-        is_timed ? (cg_now_ns() - began_ns) * config->threads / config->gpu_slots : 0;
+        is_timed ? (cg_now_ns() - began_ns) * config->threads / gpu->n_slots : 0;
     pthread_mutex_lock(&rt->lock);
     chunk->status = status;
     chunk->thread_ns += took_ns;

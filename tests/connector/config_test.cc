@@ -57,7 +57,7 @@ TEST(ConfigTest, TwoKeysAreEnoughAndTheRestHasDefaults)
     EXPECT_EQ(c.staging_mib, 1024u);
     EXPECT_EQ(c.gpu_library, nullptr);
     EXPECT_EQ(c.trace_dir, nullptr);
-    EXPECT_EQ(c.gpu_slots, 8u);
+    EXPECT_EQ(c.gpu_slots, 0u);
     EXPECT_EQ(c.gpu_staging_mib, 512u);
     EXPECT_EQ(c.negative_ttl_ms, 1000u);
     EXPECT_EQ(c.positive_ttl_ms, 10000u);
