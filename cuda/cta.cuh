@@ -37,6 +37,15 @@ struct cg_cuda_cta {
     {
         return (uint32_t)__popc(bits);
     }
+    /* A condition that lanes differ in. The compiler would make branches of it. */
+    __device__ __forceinline__ uint32_t choose(bool first, uint32_t a, uint32_t b) const
+    {
+        uint32_t chosen;
+        asm("{.reg .pred p; setp.ne.u32 p, %1, 0; selp.b32 %0, %2, %3, p;}"
+            : "=r"(chosen)
+            : "r"((uint32_t)first), "r"(a), "r"(b));
+        return chosen;
+    }
     __device__ __forceinline__ void barrier()
     {
         __syncthreads();
@@ -46,13 +55,13 @@ struct cg_cuda_cta {
         extern __shared__ __align__(16) uint8_t cg_cuda_shared_memory[];
         return cg_cuda_shared_memory;
     }
-    /* From global to shared memory, 16 bytes, aligned; there after wait_copies(), for this thread.
-     */
-    __device__ __forceinline__ void copy16(void *to, const void *from)
+    /* From global to shared memory, 16 bytes, aligned; zeros where from is not there. They come
+     * with wait_copies(), for this thread. */
+    __device__ __forceinline__ void copy16(void *to, const void *from, bool is_there = true)
     {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                          (uint32_t)__cvta_generic_to_shared(to)),
-                     "l"(__cvta_generic_to_global(from))
+                     "l"(__cvta_generic_to_global(from)), "r"(is_there ? 16 : 0)
                      : "memory");
     }
     __device__ __forceinline__ void clear16(void *to)

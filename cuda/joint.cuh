@@ -72,17 +72,13 @@ CG_LANE void cg_cuda_invert_joint(Cta &cta, const cg_cuda_pass &pass,
     const uint8_t *const plan = (const uint8_t *)params.plan_dev;
     const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
     const cg_cuda_joint &m = *(const cg_cuda_joint *)(plan + job.matrix_at);
-    const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
-                   tile = job.first_tile + warp % CG_CUDA_KLT_COLUMNS,
-                   first_row = job.first_row + tile_row * CG_CUDA_TILE_BLOCKS;
-    const bool has_column = tile < job.n_tiles,
-               has_work = has_column && first_row < m.product.n_rows;
+    const uint32_t column_tile = job.first_tile + cta.thread() / CG_RANS_LANES,
+                   tile = column_tile < job.n_tiles ? column_tile : CG_CUDA_NO_TILE;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row,
-                has_column ? tile : CG_CUDA_NO_TILE, has_work, (cg_cuda_klt_shared *)cta.shared(),
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile, (cg_cuda_klt_shared *)cta.shared(),
                 &sums, [] {});
-    const uint32_t row = first_row + cta.lane() / 4 * 2;
-    if (!has_work || row >= m.product.n_rows)
+    const uint32_t row = job.first_row + cta.lane() / 4 * 2;
+    if (tile == CG_CUDA_NO_TILE || row >= m.product.n_rows)
         return;
     const uint32_t channel = tile * CG_CUDA_JOINT_CHANNELS + cta.lane() % 4 * 4,
                    component = channel % m.n_shared;

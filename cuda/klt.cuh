@@ -16,10 +16,13 @@
 #include "codec/exact_lane.h"
 #include "cuda/elements.cuh"
 
+#include <string.h>
+
 #define CG_CUDA_NOWHERE INT64_MIN /* no slot is there: addresses have 48 bits */
 
 enum {
-    CG_CUDA_TOKENS = CG_CUDA_KLT_BLOCKS * CG_DCT,
+    CG_CUDA_TOKENS = CG_CUDA_TILE_BLOCKS * CG_DCT,
+    CG_CUDA_ALL = (1 << CG_DCT) - 1, /* frequencies */
 };
 
 /* A warp's channels. */
@@ -42,25 +45,30 @@ CG_LANE cg_cuda_columns cg_cuda_find_columns(const cg_cuda_klt &m, uint32_t want
     return c;
 }
 
-/* Steps, and what their tiles of digits are, by row of tiles: a bit for each frequency. */
-struct cg_cuda_window {
-    cg_cuda_step steps[CG_CUDA_WINDOW_STEPS];
+/* A step, and what its tiles of digits are: a bit for each frequency. Of steps behind the last one:
+ * none. */
+struct alignas(16) cg_cuda_window_step {
+    cg_cuda_step step;
     /* To be multiplied: the frequency has the band, or the other frequency of its pair has; and,
-     * for a tile of rests, it is not all zeros. Of steps behind the last one: none. */
-    uint8_t there[CG_CUDA_WINDOW_STEPS][CG_CUDA_KLT_ROWS];
-    uint8_t large[CG_CUDA_WINDOW_STEPS][CG_CUDA_KLT_ROWS]; /* digits are not all of their cells */
+     * for a tile of rests, it is not all zeros. */
+    uint8_t there;
+    uint8_t own;   /* of those the ones that have the band; the others' digits are zeros */
+    uint8_t large; /* digits are not all of their cells */
+    uint8_t reserved[5];
 };
+
+static_assert(sizeof(cg_cuda_window_step) == 16, "loaded at once");
 
 /* A thread block's shared memory. */
 struct cg_cuda_klt_shared {
     /* Digits of a stage's steps, in tiles, and the elements of the basis that multiply them. */
-    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES];
+    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_TILE_BYTES];
     uint8_t basis[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_COLUMNS][CG_CUDA_TILE_BYTES];
-    cg_cuda_window windows[2];
+    cg_cuda_window_step steps[2 * CG_CUDA_WINDOW_STEPS]; /* by number: this window and the next */
     /* Of the rows' tokens: their slots, or CG_CUDA_NOWHERE. */
     int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES];
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
-    cg_cuda_row rows[CG_CUDA_KLT_BLOCKS];
+    cg_cuda_row rows[CG_CUDA_TILE_BLOCKS];
 };
 
 static_assert(sizeof(cg_cuda_klt_shared) <= CG_CUDA_KLT_SHARED_BYTES, "cuda/layout.h");
@@ -99,147 +107,191 @@ CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, 
     return marks != 0;
 }
 
-/* Fills a window with the steps from first_step on. Each warp takes some steps, and a lane a tile:
- * of frequency lane % 8, row lane / 8. */
+/* Fills a window with the steps from first_step on. A lane looks at one tile, of frequency lane % 8,
+ * and a warp at four steps together. */
 template <class Cta>
 CG_LANE void cg_cuda_fill_window(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                                 const cg_cuda_step *steps, uint32_t first_step, uint32_t first_row,
+                                 const cg_cuda_step *steps, uint32_t first_step, uint32_t tile_row,
                                  cg_cuda_klt_shared *shared)
 {
-    cg_cuda_window *const window = &shared->windows[first_step / CG_CUDA_WINDOW_STEPS % 2];
-    const uint32_t lane = cta.lane(), f = lane % CG_DCT, row = lane / CG_DCT,
-                   tile_row = first_row / CG_CUDA_TILE_BLOCKS + row,
-                   n_bands = row < CG_CUDA_KLT_ROWS && tile_row < m.n_tile_rows ? m.n_bands[f] : 0,
+    const uint32_t together = CG_RANS_LANES / CG_DCT, lane = cta.lane(), f = lane % CG_DCT,
+                   n_bands = m.n_bands[f],
                    pair_bands = n_bands > m.n_bands[f ^ 1] ? n_bands : m.n_bands[f ^ 1];
-    CG_UNROLL
-    for (uint32_t s = cta.thread() / CG_RANS_LANES; s < CG_CUDA_WINDOW_STEPS;
-         s += CG_CUDA_KLT_THREADS / CG_RANS_LANES) {
-        bool is_there = false, is_large = false;
+    static_assert(CG_CUDA_WINDOW_STEPS % (CG_RANS_LANES / CG_DCT) == 0, "whole groups");
+    CG_UNROLL_NOT
+    for (uint32_t s = cta.thread() / CG_DCT; s < CG_CUDA_WINDOW_STEPS;
+         s += CG_CUDA_KLT_COLUMNS * together) {
+        bool is_there = false, is_own = false, is_large = false;
         cg_cuda_step step = {0, 0, 0, 0};
-        if (first_step + s < m.n_steps && row < CG_CUDA_KLT_ROWS) {
+        if (first_step + s < m.n_steps) {
             step = steps[first_step + s];
             is_there = step.band < pair_bands &&
                        (step.is_rest == 0 || cg_cuda_has_rest(m, scratch, f, step.band, tile_row));
-            is_large =
-                is_there && step.band < n_bands &&
-                scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows + tile_row] != 0;
+            is_own = is_there && step.band < n_bands;
+            is_large = is_own && scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows +
+                                         tile_row] != 0;
         }
-        const uint32_t there = cta.ballot(is_there), large = cta.ballot(is_large);
-        if (lane == 0)
-            window->steps[s] = step;
-        if (lane < CG_CUDA_KLT_ROWS) {
-            window->there[s][lane] = (uint8_t)(there >> CG_DCT * lane);
-            window->large[s][lane] = (uint8_t)(large >> CG_DCT * lane);
-        }
+        const uint32_t there = cta.ballot(is_there), own = cta.ballot(is_own),
+                       large = cta.ballot(is_large);
+        if (f == 0)
+            shared->steps[(first_step + s) % (2 * CG_CUDA_WINDOW_STEPS)] = {
+                step, (uint8_t)(there >> lane), (uint8_t)(own >> lane), (uint8_t)(large >> lane),
+                {}};
     }
 }
 
-/* What a warp fetches of each step: the tile of digits of its row and of the frequency whose number
- * its column has; and of its column's basis, which the rows of tiles share, every
- * CG_CUDA_KLT_ROWS-th step. Addresses are the lane's. */
+template <class Cta>
+CG_LANE cg_cuda_window_step cg_cuda_load_step(Cta &cta, const cg_cuda_window_step *from)
+{
+    uint32_t words[4];
+    cg_cuda_window_step step;
+    cta.load_shared16(words, from);
+    memcpy(&step, words, sizeof step);
+    return step;
+}
+
+/* A stage's steps. */
+CG_LANE const cg_cuda_window_step *cg_cuda_steps_from(const cg_cuda_klt_shared *shared,
+                                                      uint32_t first_step)
+{
+    return &shared->steps[first_step % (2 * CG_CUDA_WINDOW_STEPS)];
+}
+
+/* What a warp fetches of each step: the tile of digits of the frequency whose number its column
+ * has, and of its column's basis. Addresses are the lane's. */
 struct cg_cuda_sources {
     const uint8_t *digits; /* of band 0 */
-    const uint8_t *basis;  /* of step 0; NULL: there is no such column */
-    uint32_t n_bands, band_bytes;
+    const uint8_t *basis;  /* of step 0 */
+    uint32_t band_bytes;
+    uint32_t at; /* in a step's tiles in shared memory: the column's tile, and in it the lane */
 };
 
 /* Starts to fetch what a stage's steps multiply. Their window is filled. */
 template <class Cta>
 CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_sources &from, uint32_t first_step,
-                                 uint32_t n_steps, cg_cuda_klt_shared *shared)
+                                 cg_cuda_klt_shared *shared)
 {
     static_assert((int)CG_CUDA_KLT_COLUMNS == (int)CG_DCT &&
                       (int)CG_CUDA_TILE_BYTES == 16 * (int)CG_RANS_LANES,
                   "a tile each");
-    const cg_cuda_window &window = shared->windows[first_step / CG_CUDA_WINDOW_STEPS % 2];
     const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
-                   at = first_step % CG_CUDA_WINDOW_STEPS, warp = cta.thread() / CG_RANS_LANES,
-                   row = warp / CG_CUDA_KLT_COLUMNS, f = warp % CG_CUDA_KLT_COLUMNS,
-                   lane_at = 16 * cta.lane();
+                   column = from.at / CG_CUDA_TILE_BYTES;
+    const cg_cuda_window_step *const steps = cg_cuda_steps_from(shared, first_step);
     CG_UNROLL
     for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
-        const cg_cuda_step step = window.steps[at + s];
-        if (s % CG_CUDA_KLT_ROWS == row && from.basis != nullptr && first_step + s < n_steps)
-            cta.copy16(&shared->basis[buffer][s][f][lane_at],
-                       from.basis + (uint64_t)step.number * CG_CUDA_TILE_BYTES);
-        if ((window.there[at + s][row] >> f & 1) == 0)
-            continue;
-        uint8_t *const to = &shared->digits[buffer][s][f][row][lane_at];
-        if (step.band < from.n_bands)
-            cta.copy16(to, from.digits + (uint64_t)step.band * from.band_bytes);
-        else
-            cta.clear16(to);
+        const cg_cuda_window_step of = cg_cuda_load_step(cta, &steps[s]);
+        if (of.there == 0)
+            continue; /* of rests often, of others never */
+        cta.copy16(&shared->basis[buffer][s][0][from.at],
+                   from.basis + (uint64_t)of.step.number * CG_CUDA_TILE_BYTES);
+        if ((of.there >> column & 1) != 0)
+            cta.copy16(&shared->digits[buffer][s][0][from.at],
+                       from.digits + (uint64_t)of.step.band * from.band_bytes,
+                       (of.own >> column & 1) != 0);
     }
 }
 
-/* A higher digit of 4 neighbouring cells: of 8 bits at bit 8 * digit, signed, so that the digits
- * make up the cell modulo 2^24. */
-CG_LANE uint32_t cg_cuda_high_digits(const int16_t *cells, uint32_t digit)
+/* Bytes 1 and 3 of two words; bytes 0 and 2. */
+CG_LANE uint32_t cg_cuda_odd_bytes(uint32_t first, uint32_t second)
 {
-    uint32_t packed = 0;
-    for (int i = 0; i < 4; i++) {
-        const int32_t rest = (cells[i] - (int8_t)cells[i]) >> 8; /* -128 to 128 */
-        const int32_t value = digit == 1 ? (int8_t)rest : (rest - (int8_t)rest) >> 8;
-        packed |= (uint32_t)(uint8_t)value << (8 * i);
-    }
-    return packed;
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(first, second, 0x7531);
+#else
+    return (first >> 8 & 0xff) | (first >> 16 & 0xff00) | (second << 8 & 0xff0000) |
+           (second & 0xff000000);
+#endif
 }
 
-/* What the higher digits of a tile's cells add to the sums of a frequency. Rare, and so not
- * unrolled for each. */
+CG_LANE uint32_t cg_cuda_even_bytes(uint32_t first, uint32_t second)
+{
+    return cg_cuda_odd_bytes(first << 8, second << 8);
+}
+
+/* Adds what digits of 8 bits, signed, at bit `shift` of the cells make of a frequency's sums. */
 template <class Cta>
-CG_LANE void cg_cuda_add_large(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                               uint32_t f, uint32_t band, uint32_t first_row,
-                               const uint32_t basis[4], cg_cuda_sums *sums)
+CG_LANE void cg_cuda_add_digits(Cta &cta, const uint32_t digits[4], uint32_t shift,
+                                const uint32_t basis[4], uint32_t sums[2][4])
 {
-    const uint64_t tile = m.tile_at[f] + band * m.n_tile_rows + first_row / CG_CUDA_TILE_BLOCKS;
-    const int16_t *cells =
-        (const int16_t *)(scratch + m.cells_at) + tile * CG_CUDA_TILE_BYTES + cta.lane() * 16;
-    for (uint32_t digit = 1; digit <= 2; digit++) {
-        uint32_t a[4];
+    CG_UNROLL
+    for (uint32_t is_high = 0; is_high < 2; is_high++) {
+        uint32_t added[4] = {};
+        cta.multiply(added, digits, basis + 2 * is_high);
         CG_UNROLL
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t row = first_row + cta.lane() / 4 * 2 + i % 2;
-            a[i] = row < m.n_rows ? cg_cuda_high_digits(cells + 4 * i, digit) : 0;
-        }
-        CG_UNROLL
-        for (uint32_t is_high = 0; is_high < 2; is_high++) {
-            uint32_t added[4] = {};
-            cta.multiply(added, a, basis + 2 * is_high);
-            CG_UNROLL
-            for (uint32_t i = 0; i < 4 * CG_DCT; i++)
-                sums->of[i / 4][is_high][i % 4] += i / 4 == f ? added[i % 4] << (8 * digit) : 0;
-        }
+        for (uint32_t i = 0; i < 4; i++)
+            sums[is_high][i] += added[i] << shift;
     }
 }
 
-/* Step 1 of the format, of a warp's rows and columns. digits: the lane's in the tiles. there,
- * large: as a window has them. */
+/* What the higher digits of a tile's cells add to the sums of its frequency. cells: the lane's, two
+ * a word. A cell is its low digit and 256 times what rounding it to 256 leaves, which is -128 to
+ * 128: a digit, and where it is 128 one more. */
 template <class Cta>
-CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                              const uint8_t (*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES],
-                              uint32_t there, uint32_t large, uint32_t band, uint32_t first_row,
-                              const uint32_t basis[4], cg_cuda_sums *sums)
+CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t basis[4],
+                               uint32_t sums[2][4])
 {
-    /* Frequencies have fewer bands the higher they are. Tiles of zeros are multiplied: there are
-     * few, and to look costs more. */
+    uint32_t words[8], digits[4], most[4], any = 0;
+    cta.load16(words, cells);
+    cta.load16(words + 4, cells + 16);
+    CG_UNROLL
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t rounded[2], carry[2];
+        CG_UNROLL
+        for (uint32_t k = 0; k < 2; k++) { /* both halves plus 128, without a carry between them */
+            const uint32_t w = words[2 * i + k];
+            rounded[k] = ((w & 0x7fff7fffu) + 0x00800080u) ^ (w & 0x80008000u);
+            carry[k] = (rounded[k] & ~w) >> 15 & 0x00010001u;
+        }
+        digits[i] = cg_cuda_odd_bytes(rounded[0], rounded[1]);
+        most[i] = cg_cuda_even_bytes(carry[0], carry[1]);
+        any |= most[i];
+    }
+    cg_cuda_add_digits(cta, digits, 8, basis, sums);
+    if (cta.ballot(any != 0) != 0)
+        cg_cuda_add_digits(cta, most, 16, basis, sums);
+}
+
+/* Step 1 of the format, of a warp's columns. digits: the lane's in the tiles. ALL: all frequencies
+ * are there, as they nearly always are. */
+template <bool ALL, class Cta>
+CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits,
+                               uint32_t there, const uint32_t basis[4], cg_cuda_sums *sums)
+{
+    /* Tiles of zeros are multiplied: there are few, and to look costs more. */
     CG_UNROLL
     for (uint32_t f = 0; f < CG_DCT; f += 2) {
-        if ((there & 1u << f) == 0)
+        if (!ALL && (there & 1u << f) == 0)
             continue;
         CG_UNROLL
         for (uint32_t g = f; g < f + 2; g++) {
             uint32_t a[4];
-            cta.load_shared16(a, digits[g]);
+            cta.load_shared16(a, digits + g * CG_CUDA_TILE_BYTES);
             cta.multiply(sums->of[g][0], a, basis);
             cta.multiply(sums->of[g][1], a, basis + 2);
         }
     }
-    if (large == 0)
+}
+
+template <class Cta>
+CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
+                              const uint8_t *digits,
+                              const cg_cuda_window_step &of, uint32_t tile_row,
+                              const uint32_t basis[4], cg_cuda_sums *sums)
+{
+    if (of.there == CG_CUDA_ALL)
+        cg_cuda_add_tiles<true>(cta, digits, of.there, basis, sums);
+    else
+        cg_cuda_add_tiles<false>(cta, digits, of.there, basis, sums);
+    if (of.large == 0)
         return;
+    const uint8_t *const cells =
+        scratch + m.cells_at +
+        2 * ((uint64_t)(of.step.band * m.n_tile_rows + tile_row) * CG_CUDA_TILE_BYTES +
+             16 * cta.lane());
+    CG_UNROLL
     for (uint32_t f = 0; f < CG_DCT; f++) {
-        if ((large >> f & 1) != 0)
-            cg_cuda_add_large(cta, m, scratch, f, band, first_row, basis, sums);
+        if ((of.large >> f & 1) != 0)
+            cg_cuda_add_large(cta, cells + (uint64_t)m.tile_at[f] * 2 * CG_CUDA_TILE_BYTES, basis,
+                              sums->of[f]);
     }
 }
 
@@ -379,13 +431,12 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
 
 #define CG_CUDA_NO_TILE UINT32_MAX /* of a column that is not there */
 
-/* The sums of a warp's rows and columns. All threads come here, for the barriers; a warp without
- * rows or columns only helps to fetch. meanwhile(): what else a thread does before the first
- * barrier. */
+/* The sums of a warp's columns. All threads come here, for the barriers; a warp without columns
+ * only helps to fetch. meanwhile(): what else a thread does before the first barrier. */
 template <class Cta, class Meanwhile>
 CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
-                         uint32_t first_row, uint32_t tile_row, uint32_t tile, bool has_work,
-                         cg_cuda_klt_shared *shared, cg_cuda_sums *sums, Meanwhile meanwhile)
+                         uint32_t first_row, uint32_t tile, cg_cuda_klt_shared *shared,
+                         cg_cuda_sums *sums, Meanwhile meanwhile)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev,
                   *scratch = (const uint8_t *)params.scratch_dev;
@@ -393,50 +444,49 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
     static_assert(CG_CUDA_WINDOW_STEPS % CG_CUDA_STAGE_STEPS == 0 &&
                       CG_CUDA_WINDOW_STEPS >= 2 * CG_CUDA_STAGE_STEPS,
                   "a window is filled a stage before it is needed");
-    const uint32_t n_steps = m.n_steps, column = cta.thread() / CG_RANS_LANES % CG_CUDA_KLT_COLUMNS,
-                   row = first_row / CG_CUDA_TILE_BLOCKS + tile_row;
+    /* Of the thread: kept, since to ask for its number again takes long. */
+    const uint32_t at = 16 * cta.thread(), lane_at = at % CG_CUDA_TILE_BYTES;
+    const uint32_t n_steps = m.n_steps, column = at / CG_CUDA_TILE_BYTES,
+                   tile_row = first_row / CG_CUDA_TILE_BLOCKS;
     const cg_cuda_sources from = {
-        scratch + m.digits_at + ((uint64_t)m.tile_at[column] + row) * CG_CUDA_TILE_BYTES +
-            16 * cta.lane(),
-        tile != CG_CUDA_NO_TILE
-            ? blob + m.basis_at + ((uint64_t)tile * m.n_all_steps * CG_RANS_LANES + cta.lane()) * 16
-            : nullptr,
-        row < m.n_tile_rows ? m.n_bands[column] : 0, m.n_tile_rows * CG_CUDA_TILE_BYTES};
+        scratch + m.digits_at + ((uint64_t)m.tile_at[column] + tile_row) * CG_CUDA_TILE_BYTES +
+            lane_at,
+        blob + m.basis_at + /* where there is no tile any will do */
+            (uint64_t)(tile != CG_CUDA_NO_TILE ? tile : 0) * m.n_all_steps * CG_CUDA_TILE_BYTES +
+            lane_at,
+        m.n_tile_rows * CG_CUDA_TILE_BYTES, at};
     uint32_t shift = n_steps > 0 ? steps[0].shift : 0;
-    cg_cuda_fill_window(cta, m, scratch, steps, 0, first_row, shared);
+    cg_cuda_fill_window(cta, m, scratch, steps, 0, tile_row, shared);
     meanwhile();
     cta.barrier();
     if (n_steps > 0)
-        cg_cuda_fetch_stage(cta, from, 0, n_steps, shared);
+        cg_cuda_fetch_stage(cta, from, 0, shared);
     for (uint32_t first = 0; first < n_steps; first += CG_CUDA_STAGE_STEPS) {
         const uint32_t next = first + CG_CUDA_STAGE_STEPS, behind = next + CG_CUDA_STAGE_STEPS,
                        buffer = first / CG_CUDA_STAGE_STEPS % 2;
         cta.wait_copies();
         cta.barrier(); /* this stage has come, and nobody reads the one before any more */
         if (next < n_steps)
-            cg_cuda_fetch_stage(cta, from, next, n_steps, shared);
+            cg_cuda_fetch_stage(cta, from, next, shared);
         if (behind % CG_CUDA_WINDOW_STEPS == 0 && behind < n_steps)
-            cg_cuda_fill_window(cta, m, scratch, steps, behind, first_row, shared);
-        if (!has_work)
+            cg_cuda_fill_window(cta, m, scratch, steps, behind, tile_row, shared);
+        if (tile == CG_CUDA_NO_TILE)
             continue;
-        const cg_cuda_window &window = shared->windows[first / CG_CUDA_WINDOW_STEPS % 2];
-        const uint8_t(*digits)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES] =
-            (const uint8_t(*)[CG_CUDA_KLT_ROWS][CG_CUDA_TILE_BYTES]) &
-            shared->digits[buffer][0][0][tile_row][16 * cta.lane()];
+        const cg_cuda_window_step *const stage = cg_cuda_steps_from(shared, first);
+        const uint8_t *digits = &shared->digits[buffer][0][0][lane_at],
+                      *basis = &shared->basis[buffer][0][0][at];
         CG_UNROLL_NOT
-        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++, digits += CG_DCT) {
-            const uint32_t at = first % CG_CUDA_WINDOW_STEPS + s,
-                           there = window.there[at][tile_row];
-            if (there == 0)
-                continue; /* of rests often, of others never */
-            const cg_cuda_step step = window.steps[at];
+        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
+            const cg_cuda_window_step of = cg_cuda_load_step(cta, &stage[s]);
+            if (of.there == 0)
+                continue;
             uint32_t fragment[4];
-            cta.load_shared16(fragment, &shared->basis[buffer][s][column][16 * cta.lane()]);
-            if (step.shift != shift)
-                cg_cuda_shift_sums(sums, shift - step.shift);
-            shift = step.shift;
-            cg_cuda_add_step(cta, m, scratch, digits, there, window.large[at][tile_row], step.band,
-                             first_row + tile_row * CG_CUDA_TILE_BLOCKS, fragment, sums);
+            cta.load_shared16(fragment, basis + s * CG_DCT * CG_CUDA_TILE_BYTES);
+            if (of.step.shift != shift)
+                cg_cuda_shift_sums(sums, shift - of.step.shift);
+            shift = of.step.shift;
+            cg_cuda_add_step(cta, m, scratch, digits + s * CG_DCT * CG_CUDA_TILE_BYTES, of,
+                             tile_row, fragment, sums);
         }
     }
     cg_cuda_shift_sums(sums, shift);
@@ -445,15 +495,14 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
 /* Both rows of the lane. */
 template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
-                            const cg_cuda_klt_shared *shared, uint32_t tile_row,
-                            uint32_t tile_column, cg_cuda_sums *sums)
+                            const cg_cuda_klt_shared *shared, uint32_t column,
+                            cg_cuda_sums *sums)
 {
     CG_UNROLL_NOT /* both at once take too many registers */
         for (uint32_t row_half = 0; row_half < 2; row_half++)
     {
-        cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[tile_column], shared,
-                                    tile_row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 * 2 + row_half,
-                                    sums);
+        cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[column], shared,
+                                    cta.lane() / 4 * 2 + row_half, sums);
         CG_UNROLL
         for (int i = 0; i < 4 * CG_DCT; i++)
             sums->of[i / 4][i / 2 % 2][i % 2] = sums->of[i / 4][i / 2 % 2][2 + i % 2];
@@ -498,22 +547,19 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
     const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
     cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
-    const uint32_t warp = cta.thread() / CG_RANS_LANES, tile_row = warp / CG_CUDA_KLT_COLUMNS,
-                   tile_column = warp % CG_CUDA_KLT_COLUMNS;
-    const bool has_column = job.first_tile + tile_column < job.n_tiles,
-               has_work =
-                   has_column && job.first_row + tile_row * CG_CUDA_TILE_BLOCKS < m.product.n_rows;
-    const uint32_t tile =
-        has_column ? cg_cuda_find_columns(m, job.first_tile + tile_column).tile : CG_CUDA_NO_TILE;
+    const uint32_t column = cta.thread() / CG_RANS_LANES;
+    const uint32_t tile = job.first_tile + column < job.n_tiles
+                              ? cg_cuda_find_columns(m, job.first_tile + column).tile
+                              : CG_CUDA_NO_TILE;
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile_row, tile, has_work, shared, &sums,
+    cg_cuda_sum(cta, m.product, params, job.first_row, tile, shared, &sums,
                 [&] { cg_cuda_find_places(cta, m, params, job, shared); });
-    if (!has_work)
+    if (tile == CG_CUDA_NO_TILE)
         return;
     if (m.target.dtype == CG_DTYPE_BF16)
-        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, tile_row, tile_column, &sums);
+        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, column, &sums);
     else
-        cg_cuda_finish<0>(cta, m, params, shared, tile_row, tile_column, &sums);
+        cg_cuda_finish<0>(cta, m, params, shared, column, &sums);
 }
 
 /* Zeros, and step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */

@@ -36,16 +36,14 @@ enum {
     CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
     CG_CUDA_TILE_PAIRS = 8,  /* pairs of channels that are rotated together: two tiles of columns */
     CG_CUDA_KLT_COLUMNS = 8, /* warps */
-    CG_CUDA_KLT_ROWS = 1,    /* of tiles, one below the other */
-    CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_CUDA_KLT_ROWS * CG_RANS_LANES,
-    CG_CUDA_KLT_BLOCKS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS,
-    CG_CUDA_STAGE_STEPS = 3,   /* steps that are fetched together */
-    CG_CUDA_WINDOW_STEPS = 48, /* that are looked at together: a whole number of stages */
+    CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_RANS_LANES,
+    CG_CUDA_STAGE_STEPS = 4,   /* steps that are fetched together */
+    CG_CUDA_WINDOW_STEPS = 32, /* that are looked at together: a whole number of stages */
     CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
     CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
     CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
-    CG_CUDA_KLT_SHARED_BYTES = 52 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+    CG_CUDA_KLT_SHARED_BYTES = 68 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
 
     CG_CUDA_START_THREADS = 256,
 };
@@ -201,7 +199,7 @@ typedef struct cg_cuda_joint {
 /* A thread block's work, in both passes that multiply. */
 typedef struct cg_cuda_klt_job {
     uint64_t matrix_at; /* in the plan */
-    uint32_t first_row; /* of CG_CUDA_KLT_BLOCKS */
+    uint32_t first_row; /* of CG_CUDA_TILE_BLOCKS */
     /* Tiles of channels from first_tile on, up to n_tiles of all: those of the wanted heads,
      * [slice][head][tile]; or of the joint matrix's channels. */
     uint32_t first_tile, n_tiles;

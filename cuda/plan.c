@@ -102,7 +102,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     const cg_cuda_matrix *m = &l->matrices[index];
     /* Never less than plan_fill() takes, and simple rather than close: whole thread blocks too
      * many, and both presets at once. */
-    const uint32_t n_rows = cg_count_blocks(n_tokens) + CG_CUDA_KLT_BLOCKS,
+    const uint32_t n_rows = cg_count_blocks(n_tokens) + CG_CUDA_TILE_BLOCKS,
                    n_tiles = group == p->joint
                                  ? group->n_channels / CG_CUDA_JOINT_CHANNELS
                                  : group->n_slices * p->geometry.n_kv_heads * l->head_tiles;
@@ -120,7 +120,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     return (n_jobs + 8) * sizeof(cg_cuda_stream_job) +
            4 * (sizeof(cg_cuda_product) + sizeof(cg_cuda_paper)) + sizeof(cg_cuda_klt) +
            sizeof(cg_cuda_joint) +
-           (size_t)(n_rows / CG_CUDA_KLT_BLOCKS + 1) * cg_klt_thread_blocks(n_tiles) *
+           (size_t)(n_rows / CG_CUDA_TILE_BLOCKS + 1) * cg_klt_thread_blocks(n_tiles) *
                sizeof(cg_cuda_klt_job) +
            cg_cuda_plan_exact_bound(CG_N_PLANES, cg_group_plane_channels(p, group));
 }
@@ -135,7 +135,7 @@ void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry
         const cg_profile *p = laid->profile;
         scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
         plan_bytes =
-            cg_count_blocks(n_tokens) * sizeof(cg_cuda_row) + CG_N_SCALES * sizeof(cg_cuda_row_run);
+            cg_count_blocks(n_tokens) * sizeof(cg_cuda_row) + CG_PLANNER_MOST_RUNS * sizeof(cg_cuda_row_run);
         for (uint32_t i = 0; i < cg_profile_n_bases(p); i++)
             plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
     }

@@ -30,7 +30,7 @@ static void find_parts(cg_planner *p, const cg_cuda_row *rows, uint32_t n_rows)
             continue;
         const uint32_t first = row / CG_CUDA_TILE_BLOCKS * CG_CUDA_TILE_BLOCKS;
         p->rows.first[p->rows.n_parts++] = first;
-        end = first + CG_CUDA_KLT_BLOCKS;
+        end = first + CG_CUDA_TILE_BLOCKS;
     }
 }
 
@@ -40,7 +40,7 @@ static cg_status lay_rows(cg_planner *p)
     const uint32_t n_rows = cg_count_blocks(p->chunk->header.n_tokens);
     cg_block_order order;
     cg_cuda_row *rows = cg_planner_take(p, n_rows * sizeof *rows);
-    cg_cuda_row_run *runs = cg_planner_take(p, CG_N_SCALES * sizeof *runs);
+    cg_cuda_row_run *runs = cg_planner_take(p, CG_PLANNER_MOST_RUNS * sizeof *runs);
     if (rows == NULL || runs == NULL)
         return CG_ERR_BUFFER_TOO_SMALL;
     const cg_status status = cg_section_plan_block_order(p->profile, p->chunk, p->sections, &order);

@@ -10,16 +10,20 @@
 #include "codec/section_plan.h"
 #include "cuda/profile_blob.h"
 
-enum { CG_PLANNER_MOST_ROWS = (CG_MAX_CHUNK_TOKENS + CG_DCT - 1) / CG_DCT };
+enum {
+    CG_PLANNER_MOST_ROWS = (CG_MAX_CHUNK_TOKENS + CG_DCT - 1) / CG_DCT,
+    /* One more than there are: kernels load the run behind the last one, and leave it. */
+    CG_PLANNER_MOST_RUNS = CG_N_SCALES + 1,
+};
 
 /* The rows of all matrices of symbols of preset klt. */
 typedef struct cg_row_plan {
     uint64_t at, runs_at; /* in the plan */
     uint32_t n_runs;
-    /* Rows of thread blocks that multiply: CG_CUDA_KLT_BLOCKS each, from these on. Together they
+    /* Rows of thread blocks that multiply: CG_CUDA_TILE_BLOCKS each, from these on. Together they
      * hold all wanted blocks of tokens. */
     uint32_t n_parts;
-    uint32_t first[(CG_PLANNER_MOST_ROWS + CG_CUDA_KLT_BLOCKS - 1) / CG_CUDA_KLT_BLOCKS];
+    uint32_t first[(CG_PLANNER_MOST_ROWS + CG_CUDA_TILE_BLOCKS - 1) / CG_CUDA_TILE_BLOCKS];
 } cg_row_plan;
 
 /* What is at hand while a plan is written. */

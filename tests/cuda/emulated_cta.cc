@@ -336,11 +336,11 @@ void *EmulatedCta::shared()
     return emulator_->shared_.get();
 }
 
-void EmulatedCta::copy16(void *to, const void *from)
+void EmulatedCta::copy16(void *to, const void *from, bool is_there)
 {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
         throw std::logic_error("a copy that is not aligned");
-    copies_.emplace_back(to, from);
+    copies_.emplace_back(to, is_there ? from : nullptr);
 }
 
 void EmulatedCta::clear16(void *to)
@@ -350,8 +350,12 @@ void EmulatedCta::clear16(void *to)
 
 void EmulatedCta::wait_copies()
 {
-    for (const auto &copy : copies_)
-        memcpy(copy.first, copy.second, 16);
+    for (const auto &copy : copies_) {
+        if (copy.second != nullptr)
+            memcpy(copy.first, copy.second, 16);
+        else
+            memset(copy.first, 0, 16);
+    }
     copies_.clear();
 }
 

@@ -46,9 +46,13 @@ class EmulatedCta
     {
         return static_cast<uint32_t>(__builtin_popcount(bits));
     }
+    uint32_t choose(bool first, uint32_t a, uint32_t b) const
+    {
+        return first ? a : b;
+    }
     void barrier();
     void *shared();
-    void copy16(void *to, const void *from);
+    void copy16(void *to, const void *from, bool is_there = true);
     void clear16(void *to);
     void wait_copies();
     void multiply(uint32_t d[4], const uint32_t a[4], const uint32_t b[2]);
