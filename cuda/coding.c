@@ -90,7 +90,7 @@ static void fill_runs(const cg_block_order *order, cg_cuda_coding *c)
     c->n_runs = order->n_runs;
     for (uint32_t i = 0; i < order->n_runs; i++) {
         end += (uint32_t)order->runs[i].n_rows;
-        c->runs[i] = (cg_cuda_row_run){end, order->scale[end - 1]};
+        c->runs[i] = (cg_cuda_row_run){end, 8u * order->scale[end - 1]};
     }
 }
 

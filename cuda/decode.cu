@@ -5,13 +5,17 @@
 
 #include <cuda_runtime.h>
 
-/* Of a multiprocessor. One that multiplies takes half of the registers: so another goes on while it
- * waits for memory or at a barrier, and it finds room beside blocks of streams, which take long. */
-enum { BLOCKS = 4, MULTIPLYING_BLOCKS = 2 };
+/* Thread blocks of a multiprocessor, for which registers are shared out. A block that multiplies
+ * takes half of them: so another goes on while it waits for memory or at a barrier, and it finds
+ * room beside blocks of streams, which take long. Of blocks that decode symbols more than three
+ * would not fit, because of real profiles' classes. */
+static constexpr int blocks_of(uint32_t kind)
+{
+    return cg_cuda_pass_multiplies(kind) ? 2 : kind == CG_CUDA_SYMBOLS ? 3 : 4;
+}
 
 template <uint32_t KIND>
-__global__ void __launch_bounds__(cg_cuda_pass_threads(KIND),
-                                  cg_cuda_pass_multiplies(KIND) ? MULTIPLYING_BLOCKS : BLOCKS)
+__global__ void __launch_bounds__(cg_cuda_pass_threads(KIND), blocks_of(KIND))
     cg_cuda_kernel(const __grid_constant__ cg_cuda_launch launch)
 {
     cg_cuda_cta cta;

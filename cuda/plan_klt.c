@@ -49,7 +49,7 @@ static cg_status lay_rows(cg_planner *p)
             rows[row] = (cg_cuda_row){order.block[row], CG_SCALES[order.scale[row]]};
         for (uint32_t r = 0, end = 0; r < order.n_runs; r++) {
             end += (uint32_t)order.runs[r].n_rows;
-            runs[r] = (cg_cuda_row_run){end, order.scale[end - 1]};
+            runs[r] = (cg_cuda_row_run){end, 8u * order.scale[end - 1]};
         }
         p->rows.at = cg_planner_at(p, rows);
         p->rows.runs_at = cg_planner_at(p, runs);

@@ -54,14 +54,11 @@ struct cg_cuda_symbols_sink {
         has_digit = has_column && is_finest;
         find(strip.frequency, has_column ? strip.column + lane : 0);
     }
-    /* Any cell where there is no such row: nothing may look at what is loaded, or it would wait. */
-    CG_LANE_METHOD int32_t coarse(uint32_t row) const
+    /* Of the row `ahead` of this even one. Any cell where there is no such row: nothing may look at
+     * what is loaded, or it would wait. */
+    CG_LANE_METHOD int16_t coarse(uint32_t row, uint32_t ahead) const
     {
-        return cell[row < n_rows ? cg_cuda_cell(row, 0) : 0];
-    }
-    template <uint32_t ROW> CG_LANE_METHOD int32_t next_coarse(uint32_t row) const
-    {
-        return cell[cg_cuda_cell(row + 2 < n_rows ? ROW + 2 : ROW, 0)];
+        return cell[cg_cuda_cell(row + ahead < n_rows ? ahead : 0, 0)];
     }
     template <uint32_t ROW>
     CG_LANE_METHOD void store(uint32_t row, int32_t v, bool may_be_large, bool *)
@@ -146,8 +143,9 @@ struct cg_cuda_exponents_sink {
     const uint8_t *const all_low;
     const uint32_t pitch, n_rows; /* pitch: of rows of low bytes */
     /* The low bytes of this row and the next one, by row modulo 2, where elements have one: they
-     * have come when they are needed, because nothing looks at them before. */
-    uint32_t low[2] = {0, 0};
+     * have come when they are needed, because nothing looks at them before, not even to widen them.
+     */
+    uint8_t low[2] = {0, 0};
     const uint8_t *next_low = nullptr, *column_low = nullptr;
     const uint8_t *const anything; /* that may be read */
     const uint32_t step;           /* of next_low */

@@ -3,10 +3,9 @@
  * Cta is the thread block: cuda/cta.cuh on a GPU, an emulator in tests. A Sink says what becomes of
  * a strip's cells (cuda/sinks.cuh). Its strip() is called before the rows, and store() for each row
  * in order. Where a value may be large store() is told so; elsewhere it need not look. Where the
- * Sink REFINES, coarse() gives the coarser cell of one of the first two rows, and next_coarse()
- * that of the row two behind this one, so that it is there when it is needed; and its rows come in
- * runs, in each of which a lane has another class. Rows come in pairs, so that the compiler knows
- * what differs between even and odd ones. A lane without a column takes part like the others, with
+ * Sink REFINES, coarse() gives the coarser cell of a row further on; and its rows come in runs, in
+ * each of which a lane has another class. Rows come in pairs, so that the compiler knows what
+ * differs between even and odd ones. A lane without a column takes part like the others, with
  * a class that leaves its state as it is. So a row has no branches but those for what is rare in a
  * whole warp.
  */
@@ -127,9 +126,12 @@ CG_LANE void cg_cuda_decode_row(Cta &cta, const cg_cuda_class *cls, uint32_t esc
         taken.value = cg_lane_shifted(taken.value, cls->shift, raw);
         taken.is_rare = true;
     }
-    if (taken.is_rare && !cg_lane_is_cell(taken.value))
-        *is_bad = true;
-    sink.template store<ROW>(row, taken.value, taken.is_rare, is_bad);
+    if (!taken.is_rare) { /* apart, so that it looks at nothing */
+        sink.template store<ROW>(row, taken.value, false, is_bad);
+        return;
+    }
+    *is_bad |= !cg_lane_is_cell(taken.value);
+    sink.template store<ROW>(row, taken.value, true, is_bad);
 }
 
 /* Rows from first to end, of which there are some. A run may begin with an odd one. */
@@ -138,65 +140,15 @@ CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t fi
                                  Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
 {
     const uint32_t escape = cls->n_symbols - 1u;
+    uint32_t row = first + first % 2;
     if (first % 2 != 0)
         cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, first, sink, words, x, is_bad);
-    for (uint32_t row = first + first % 2; row < end; row += 2) {
+    for (; row + 1 < end; row += 2) {
         cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
-        if (row + 1 < end)
-            cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, row + 1, sink, words, x, is_bad);
+        cg_cuda_decode_row<1, SHIFTS>(cta, cls, escape, row + 1, sink, words, x, is_bad);
     }
-}
-
-/* A strip's row, given the coarse cells of it. */
-template <uint32_t ROW, class Cta, class Sink>
-CG_LANE void cg_cuda_refine_row(Cta &cta, const uint32_t refine[CG_RANS_REFINE_CONTEXTS],
-                                uint32_t row, Sink &sink, cg_cuda_words *words, uint32_t *x,
-                                int32_t coarse[2], bool *is_bad)
-{
-    const int32_t of_row = sink.has_column ? coarse[ROW] : 0;
-    const uint32_t context = cg_lane_context(of_row);
-    const cg_lane_refined r = cg_lane_refine(context == 0   ? refine[0]
-                                             : context == 1 ? refine[1]
-                                                            : refine[2],
-                                             of_row, cg_lane_slot(*x));
-    coarse[ROW] = sink.template next_coarse<ROW>(row);
-    *x = cg_cuda_renormalize(cta, words, true, cg_lane_advance(*x, r.freq, r.cum));
-    *is_bad |= !cg_lane_is_cell(r.value);
-    sink.template store<ROW>(row, r.value, true, is_bad);
-}
-
-template <class Cta, class Sink>
-CG_LANE void cg_cuda_refine_rows(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
-                                 Sink &sink, cg_cuda_words *words, uint32_t *x, int32_t coarse[2],
-                                 bool *is_bad)
-{
-    const uint32_t refine[] = {cls->refine[0], cls->refine[1], cls->refine[2]};
-    if (first % 2 != 0)
-        cg_cuda_refine_row<1>(cta, refine, first, sink, words, x, coarse, is_bad);
-    for (uint32_t row = first + first % 2; row < end; row += 2) {
-        cg_cuda_refine_row<0>(cta, refine, row, sink, words, x, coarse, is_bad);
-        if (row + 1 < end)
-            cg_cuda_refine_row<1>(cta, refine, row + 1, sink, words, x, coarse, is_bad);
-    }
-}
-
-/* A run of a strip's rows. coarse: where the strip is refined, the coarser cells of its first two
- * rows, by row modulo 2, which become those of the two behind its last. */
-template <class Cta, class Sink>
-CG_LANE void cg_cuda_decode_run(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
-                                bool is_refined, Sink &sink, cg_cuda_words *words, uint32_t *x,
-                                int32_t coarse[2], bool *is_bad)
-{
-    if constexpr (Sink::REFINES) {
-        if (is_refined) {
-            cg_cuda_refine_rows(cta, cls, first, end, sink, words, x, coarse, is_bad);
-            return;
-        }
-    }
-    if (cta.ballot(cls->shift > 0) != 0)
-        cg_cuda_decode_rows<true>(cta, cls, first, end, sink, words, x, is_bad);
-    else
-        cg_cuda_decode_rows<false>(cta, cls, first, end, sink, words, x, is_bad);
+    if (row < end)
+        cg_cuda_decode_row<0, SHIFTS>(cta, cls, escape, row, sink, words, x, is_bad);
 }
 
 /* What a strip's class_at counts from, and which class a class is in which run. */
@@ -205,6 +157,86 @@ struct cg_cuda_lane_classes {
     const uint64_t *by_scale;
     const cg_cuda_row_run *runs;
 };
+
+/* A strip that is refined, at a row: the lane's class in the row's run. */
+struct cg_cuda_refining {
+    const cg_cuda_class *classes;
+    const cg_cuda_row_run *behind; /* the next run */
+    cg_cuda_row_run next;          /* loaded long before it is needed */
+    uint64_t by_scale;
+    uint32_t number; /* of the class */
+    uint32_t run_end;
+    uint32_t refine[CG_RANS_REFINE_CONTEXTS];
+    uint32_t range; /* of the values so far: of cells at most 16 bits */
+};
+
+CG_LANE void cg_cuda_next_run(cg_cuda_refining *at, bool has_column)
+{
+    at->run_end = at->next.end;
+    if (has_column)
+        at->number = (uint32_t)(at->by_scale >> at->next.scale_bits & 0xff);
+    at->next = *at->behind++;
+    CG_UNROLL
+    for (int i = 0; i < CG_RANS_REFINE_CONTEXTS; i++)
+        at->refine[i] = at->classes[at->number].refine[i];
+}
+
+/* A strip's row, given the coarse cells of it. */
+template <uint32_t ROW, class Cta, class Sink>
+CG_LANE void cg_cuda_refine_row(Cta &cta, cg_cuda_refining *at, uint32_t row, Sink &sink,
+                                cg_cuda_words *words, uint32_t *x, int32_t coarse, bool *is_bad)
+{
+    if (row == at->run_end)
+        cg_cuda_next_run(at, sink.has_column);
+    const int32_t of_row = sink.has_column ? coarse : 0;
+    const uint32_t context = cg_lane_context(of_row),
+                   refine = cta.choose(context == 0, at->refine[0],
+                                       cta.choose(context == 1, at->refine[1], at->refine[2]));
+    const cg_lane_refined r = cg_lane_refine(refine, of_row, cg_lane_slot(*x));
+    *x = cg_cuda_renormalize(cta, words, true, cg_lane_advance(*x, r.freq, r.cum));
+    at->range |= (uint32_t)(r.value - INT16_MIN);
+    sink.template store<ROW>(row, r.value, true, is_bad);
+}
+
+/* The coarse cells of four rows are asked for before the four rows that come first. For what is
+ * loaded is copied when the old is no longer needed, and the copy waits. */
+template <class Cta, class Sink>
+CG_LANE void cg_cuda_refine_strip(Cta &cta, cg_cuda_refining *at, uint32_t n_rows, Sink &sink,
+                                  cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    /* As they lie in memory: to widen them, too, the lane would wait. */
+    int16_t coarse[] = {sink.coarse(0, 0), sink.coarse(0, 1), sink.coarse(0, 2), sink.coarse(0, 3)};
+    uint32_t row = 0;
+    for (; row + 3 < n_rows; row += 4) {
+        const int16_t next[] = {sink.coarse(row, 4), sink.coarse(row, 5), sink.coarse(row, 6),
+                                sink.coarse(row, 7)};
+        cg_cuda_refine_row<0>(cta, at, row, sink, words, x, coarse[0], is_bad);
+        cg_cuda_refine_row<1>(cta, at, row + 1, sink, words, x, coarse[1], is_bad);
+        cg_cuda_refine_row<0>(cta, at, row + 2, sink, words, x, coarse[2], is_bad);
+        cg_cuda_refine_row<1>(cta, at, row + 3, sink, words, x, coarse[3], is_bad);
+        CG_UNROLL
+        for (int i = 0; i < 4; i++)
+            coarse[i] = next[i];
+    }
+    if (row < n_rows)
+        cg_cuda_refine_row<0>(cta, at, row, sink, words, x, coarse[0], is_bad);
+    if (row + 1 < n_rows)
+        cg_cuda_refine_row<1>(cta, at, row + 1, sink, words, x, coarse[1], is_bad);
+    if (row + 2 < n_rows)
+        cg_cuda_refine_row<0>(cta, at, row + 2, sink, words, x, coarse[2], is_bad);
+    *is_bad |= at->range > UINT16_MAX;
+}
+
+/* A run of a strip's rows. */
+template <class Cta, class Sink>
+CG_LANE void cg_cuda_decode_run(Cta &cta, const cg_cuda_class *cls, uint32_t first, uint32_t end,
+                                Sink &sink, cg_cuda_words *words, uint32_t *x, bool *is_bad)
+{
+    if (cta.ballot(cls->shift > 0) != 0)
+        cg_cuda_decode_rows<true>(cta, cls, first, end, sink, words, x, is_bad);
+    else
+        cg_cuda_decode_rows<false>(cta, cls, first, end, sink, words, x, is_bad);
+}
 
 template <class Cta, class Sink>
 CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const cg_cuda_streams *m,
@@ -220,25 +252,23 @@ CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const 
         number = number < m->n_classes ? number : 0;
     }
     sink.strip(strip, lane);
-    int32_t coarse[2] = {0, 0};
     if constexpr (Sink::REFINES) {
-        const bool is_refined = strip.is_refined != 0;
         const uint64_t by_scale = has_column ? lane_classes.by_scale[number] : 0;
-        if (is_refined && m->n_runs > 0) { /* there are rows */
-            coarse[0] = sink.coarse(0);
-            coarse[1] = sink.coarse(1);
+        if (strip.is_refined != 0) {
+            const cg_cuda_row_run *const runs = lane_classes.runs;
+            cg_cuda_refining at = {classes, runs + 1, runs[0], by_scale, number, 0, {}, 0};
+            cg_cuda_refine_strip(cta, &at, m->n_rows, sink, words, x, is_bad);
+            return;
         }
         for (uint32_t r = 0, first = 0; r < m->n_runs; r++) {
             const cg_cuda_row_run run = lane_classes.runs[r];
             if (has_column)
-                number = (uint32_t)(by_scale >> 8 * run.scale & 0xff);
-            cg_cuda_decode_run(cta, &classes[number], first, run.end, is_refined, sink, words, x,
-                               coarse, is_bad);
+                number = (uint32_t)(by_scale >> run.scale_bits & 0xff);
+            cg_cuda_decode_run(cta, &classes[number], first, run.end, sink, words, x, is_bad);
             first = run.end;
         }
     } else {
-        cg_cuda_decode_run(cta, &classes[number], 0, m->n_rows, false, sink, words, x, coarse,
-                           is_bad);
+        cg_cuda_decode_run(cta, &classes[number], 0, m->n_rows, sink, words, x, is_bad);
     }
 }
 
