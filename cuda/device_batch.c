@@ -43,12 +43,12 @@ void cg_device_return_batch(cg_device *d, cg_device_batch *batch)
 }
 
 /* With the lock held: takes out of the line, as a list, the job and those that came first of the
- * others that need not wait for the engine longer than it. A batch's share at most, so that all
- * batches have work. */
+ * others that need not wait for the engine longer than it. Half of the slots at most: so two batches
+ * have work while one is prepared, and larger ones take hardly longer. */
 static cg_device_job *take_jobs(cg_device *d, cg_device_job *job)
 {
-    const uint32_t share = (d->config.n_slots + CG_DEVICE_BATCHES - 1) / CG_DEVICE_BATCHES,
-                   most = share < CG_CUDA_MAX_JOBS ? share : CG_CUDA_MAX_JOBS;
+    const uint32_t half = (d->config.n_slots + 1) / 2,
+                   most = half < CG_CUDA_MAX_JOBS ? half : CG_CUDA_MAX_JOBS;
     cg_device_job *first = NULL, **end = &first, **at = &d->waiting;
     uint32_t n = 1; /* with the job */
     while (*at != NULL) {
