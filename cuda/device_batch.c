@@ -43,8 +43,8 @@ void cg_device_return_batch(cg_device *d, cg_device_batch *batch)
 }
 
 /* With the lock held: takes out of the line, as a list, the job and those that came first of the
- * others that need not wait for the engine longer than it. Half of the slots at most: so two batches
- * have work while one is prepared, and larger ones take hardly longer. */
+ * others that need not wait for the engine longer than it. Half of the slots at most: so there is
+ * work for another batch; and one that is larger takes hardly longer. */
 static cg_device_job *take_jobs(cg_device *d, cg_device_job *job)
 {
     const uint32_t half = (d->config.n_slots + 1) / 2,

@@ -107,8 +107,8 @@ CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, 
     return marks != 0;
 }
 
-/* Fills a window with the steps from first_step on. A lane looks at one tile, of frequency lane % 8,
- * and a warp at four steps together. */
+/* Fills a window with the steps from first_step on. A lane looks at one tile, of frequency
+ * lane % 8, and a warp at four steps together. */
 template <class Cta>
 CG_LANE void cg_cuda_fill_window(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step, uint32_t tile_row,
@@ -128,14 +128,18 @@ CG_LANE void cg_cuda_fill_window(Cta &cta, const cg_cuda_product &m, const uint8
             is_there = step.band < pair_bands &&
                        (step.is_rest == 0 || cg_cuda_has_rest(m, scratch, f, step.band, tile_row));
             is_own = is_there && step.band < n_bands;
-            is_large = is_own && scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows +
-                                         tile_row] != 0;
+            is_large =
+                is_own &&
+                scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows + tile_row] != 0;
         }
         const uint32_t there = cta.ballot(is_there), own = cta.ballot(is_own),
                        large = cta.ballot(is_large);
         if (f == 0)
             shared->steps[(first_step + s) % (2 * CG_CUDA_WINDOW_STEPS)] = {
-                step, (uint8_t)(there >> lane), (uint8_t)(own >> lane), (uint8_t)(large >> lane),
+                step,
+                (uint8_t)(there >> lane),
+                (uint8_t)(own >> lane),
+                (uint8_t)(large >> lane),
                 {}};
     }
 }
@@ -253,8 +257,8 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t ba
 /* Step 1 of the format, of a warp's columns. digits: the lane's in the tiles. ALL: all frequencies
  * are there, as they nearly always are. */
 template <bool ALL, class Cta>
-CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits,
-                               uint32_t there, const uint32_t basis[4], cg_cuda_sums *sums)
+CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits, uint32_t there,
+                               const uint32_t basis[4], cg_cuda_sums *sums)
 {
     /* Tiles of zeros are multiplied: there are few, and to look costs more. */
     CG_UNROLL
@@ -273,9 +277,8 @@ CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits,
 
 template <class Cta>
 CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                              const uint8_t *digits,
-                              const cg_cuda_window_step &of, uint32_t tile_row,
-                              const uint32_t basis[4], cg_cuda_sums *sums)
+                              const uint8_t *digits, const cg_cuda_window_step &of,
+                              uint32_t tile_row, const uint32_t basis[4], cg_cuda_sums *sums)
 {
     if (of.there == CG_CUDA_ALL)
         cg_cuda_add_tiles<true>(cta, digits, of.there, basis, sums);
@@ -495,8 +498,7 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
 /* Both rows of the lane. */
 template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
-                            const cg_cuda_klt_shared *shared, uint32_t column,
-                            cg_cuda_sums *sums)
+                            const cg_cuda_klt_shared *shared, uint32_t column, cg_cuda_sums *sums)
 {
     CG_UNROLL_NOT /* both at once take too many registers */
         for (uint32_t row_half = 0; row_half < 2; row_half++)

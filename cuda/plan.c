@@ -134,8 +134,8 @@ void cg_cuda_plan_bound(const cg_cuda_profile *laid, const cg_geometry *geometry
     if (laid != NULL) {
         const cg_profile *p = laid->profile;
         scratch_bytes = (size_t)p->n_ropes * n_tokens * (p->rotary_dim / 2) * 2 * sizeof(float);
-        plan_bytes =
-            cg_count_blocks(n_tokens) * sizeof(cg_cuda_row) + CG_PLANNER_MOST_RUNS * sizeof(cg_cuda_row_run);
+        plan_bytes = cg_count_blocks(n_tokens) * sizeof(cg_cuda_row) +
+                     CG_PLANNER_MOST_RUNS * sizeof(cg_cuda_row_run);
         for (uint32_t i = 0; i < cg_profile_n_bases(p); i++)
             plan_bytes += bound_matrix(laid, i, n_tokens, &scratch_bytes);
     }

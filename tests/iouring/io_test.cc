@@ -672,10 +672,9 @@ size_t n_workers()
 int read_parts(cg_io *io, int dir_fd, uint64_t n_bytes, cg_open_file *open)
 {
     for (uint32_t i = 0; i < 8; i++)
-        if ((open != nullptr
-                 ? cg_io_read_file(io, open, i * n_bytes, n_bytes, i)
-                 : cg_io_read_range(io, dir_fd, "file", i * n_bytes, n_bytes, CG_IO_CACHED, i)) !=
-            CG_OK)
+        if ((open != nullptr ? cg_io_read_file(io, open, i * n_bytes, n_bytes, i)
+                             : cg_io_read_range(io, dir_fd, "file", i * n_bytes, n_bytes,
+                                                CG_IO_CACHED, i)) != CG_OK)
             return complain("a read does not begin");
     while (cg_io_n_under_way(io) > 0) {
         cg_io_completion done;
