@@ -30,19 +30,23 @@ static double sample_bps(const cg_link_sample *sample)
     return sample->bytes * 8e9 / sample->ns;
 }
 
-static double weight(const cg_estimator *e, uint32_t i)
+/* Of each sample, by its age. */
+static void weigh(const cg_estimator *e, double *weights_out)
 {
-    const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns, at_ns = e->samples[i].at_ns;
-    return newest_ns > at_ns ? exp2(-(double)(newest_ns - at_ns) / HALF_LIFE_NS) : 1;
+    const uint64_t newest_ns = e->samples[e->n_samples - 1].at_ns;
+    for (uint32_t i = 0; i < e->n_samples; i++) {
+        const uint64_t at_ns = e->samples[i].at_ns;
+        weights_out[i] = newest_ns > at_ns ? exp2(-(double)(newest_ns - at_ns) / HALF_LIFE_NS) : 1;
+    }
 }
 
 /* Of the first n samples. */
-static double mean_bps(const cg_estimator *e, uint32_t n)
+static double mean_bps(const cg_estimator *e, const double *weights, uint32_t n)
 {
     double bytes = 0, ns = 0;
     for (uint32_t i = 0; i < n; i++) {
-        bytes += weight(e, i) * e->samples[i].bytes;
-        ns += weight(e, i) * e->samples[i].ns;
+        bytes += weights[i] * e->samples[i].bytes;
+        ns += weights[i] * e->samples[i].ns;
     }
     return bytes * 8e9 / ns;
 }
@@ -54,12 +58,12 @@ static void keep_last(cg_estimator *e, uint32_t n)
 }
 
 /* Whether the last n samples all lie on one side of what was before them, a factor apart. */
-static int changed(const cg_estimator *e, uint32_t n, int drop)
+static int changed(const cg_estimator *e, const double *weights, uint32_t n, int drop)
 {
     if (e->n_samples <= n)
         return 0;
     const uint32_t n_before = e->n_samples - n;
-    const double before = mean_bps(e, n_before);
+    const double before = mean_bps(e, weights, n_before);
     for (uint32_t i = n_before; i < e->n_samples; i++)
         if (drop ? sample_bps(&e->samples[i]) * CHANGE_FACTOR > before
                  : sample_bps(&e->samples[i]) < before * CHANGE_FACTOR)
@@ -68,13 +72,13 @@ static int changed(const cg_estimator *e, uint32_t n, int drop)
 }
 
 /* How much longer or shorter than by the estimate each took, weighted by its time. */
-static double deviation(const cg_estimator *e)
+static double deviation(const cg_estimator *e, const double *weights)
 {
     const double bps = cg_estimator_bps(e);
     double squares = 0, ns = 0;
     for (uint32_t i = 0; i < e->n_samples; i++) {
         const double off = bps / sample_bps(&e->samples[i]) - 1;
-        const double expected_ns = weight(e, i) * e->samples[i].bytes * 8e9 / bps;
+        const double expected_ns = weights[i] * e->samples[i].bytes * 8e9 / bps;
         squares += expected_ns * off * off;
         ns += expected_ns;
     }
@@ -89,12 +93,16 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
     e->generation++;
     if (e->n_samples >= SURE_SAMPLES)
         e->n_forgotten = 0;
-    if (changed(e, DROP_SAMPLES, 1))
+    double all[CG_ESTIMATOR_WINDOW];
+    weigh(e, all);
+    const uint32_t n_before = e->n_samples;
+    if (changed(e, all, DROP_SAMPLES, 1))
         keep_last(e, DROP_SAMPLES);
-    else if (changed(e, RISE_SAMPLES, 0))
+    else if (changed(e, all, RISE_SAMPLES, 0))
         keep_last(e, RISE_SAMPLES);
-    e->mean_bps = mean_bps(e, e->n_samples);
-    e->deviation = deviation(e);
+    const double *weights = all + n_before - e->n_samples;
+    e->mean_bps = mean_bps(e, weights, e->n_samples);
+    e->deviation = deviation(e, weights);
 }
 
 void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns, uint64_t at_ns)

@@ -58,6 +58,7 @@ struct cg_stream {
     uint32_t end_token;    /* position in the prompt behind chunk end - 1; the owner sets it */
     uint32_t first_failed; /* nothing from here on is wanted; end: none failed */
     uint32_t n_whole;      /* chunks [first, first + n_whole) are done */
+    uint64_t bytes_held;   /* by chunks that are not being decoded; the plan's */
     bool is_cancelled;
     bool is_late;                /* even over a faster link: it goes last; the plan's */
     bool is_read;                /* the plan has nothing more to read; the plan's */

@@ -100,6 +100,13 @@ cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
     return CG_OK;
 }
 
+/* The chunk's bytes are not held any more. */
+static void let_go(cg_stream_plan *plan, cg_stream *stream, const cg_stream_chunk *chunk)
+{
+    plan->bytes_held -= chunk->held_bytes;
+    stream->bytes_held -= chunk->held_bytes;
+}
+
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
     /* What was planned refers to it, and it may be gone before the next plan. */
@@ -112,8 +119,8 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
         }
     for (uint32_t i = 0; i < stream->n_chunks; i++)
         if (stream->chunks[i].state != CG_STREAM_DECODING) {
-            plan->bytes_held -= stream->chunks[i].held_bytes;
             stream->dropped_bytes += stream->chunks[i].held_bytes;
+            let_go(plan, stream, &stream->chunks[i]);
             stream->chunks[i].held_bytes = 0;
         }
 }
@@ -208,13 +215,20 @@ static void add_stream(pipeline *p, const cg_stream *stream, const cg_speeds *sp
 }
 
 /* Marks the streams that will be late even if the link is HOPE times as fast. They go last, so they
- * delay none of those that are looked at after them. */
+ * delay none of those that are looked at after them. Only anytime ones can be: behind the last of
+ * them nothing is added up. */
 static void find_late(cg_stream_plan *plan, const cg_speeds *speeds, double link_bps,
                       uint64_t now_ns)
 {
     const double ns_per_byte = link_bps > 0 ? 8e9 / (HOPE * link_bps) : 0;
     pipeline p = {.read_ns = ((double)plan->bytes_reading + speeds->others_bytes) * ns_per_byte};
+    const cg_stream *last = NULL;
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        last = cg_stream_is_anytime(stream) ? stream : last;
+        stream->is_late = false;
+    }
+    for (cg_stream *stream = last != NULL ? plan->streams : NULL; stream != NULL;
+         stream = stream != last ? stream->next : NULL) {
         pipeline with = p;
         add_stream(&with, stream, speeds, ns_per_byte);
         stream->is_late = cg_stream_is_anytime(stream) &&
@@ -261,11 +275,12 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     *item = (cg_extents_chunk){
         .left_ns = left, .asked_bytes = chunk->asked_bytes, .asked = CG_N_LEVELS};
     memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
+    const double sensitivity =
+        is_anytime ? cg_quality_sensitivity(stream->quality, n_behind, sizes->n_tokens) : 0;
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         if (sizes->bytes[level] == 0)
             continue;
-        item->kl[level] =
-            is_anytime ? cg_quality_kl(stream->quality, n_behind, sizes->n_tokens, level) : 0;
+        item->kl[level] = is_anytime ? sensitivity * stream->quality->errors[level] : 0;
         item->decode_ns[level] =
             cg_speeds_decode_chunk(speeds, level, sizes->n_tokens, sizes->bytes[level]);
     }
@@ -493,10 +508,16 @@ static bool is_reading(const cg_stream_plan *plan, const cg_stream *stream)
     return false;
 }
 
+/* The first chunk that may be decodable: what is whole is decoded, and what has arrived is held. */
+static uint32_t first_held(const cg_stream *stream)
+{
+    return stream->bytes_held > 0 ? stream->first + stream->n_whole : stream->first_failed;
+}
+
 static bool any_decodable(const cg_stream_plan *plan)
 {
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        for (uint32_t i = stream->first; i < stream->first_failed; i++)
+        for (uint32_t i = first_held(stream); i < stream->first_failed; i++)
             if (cg_stream_is_decodable(stream, i))
                 return true;
     return false;
@@ -726,6 +747,7 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
             chunk->good_bytes = read.from;
     }
     chunk->held_bytes += n_bytes;
+    stream->bytes_held += n_bytes;
     plan->bytes_held += n_bytes;
     count_arrived(plan, stream, read.chunk_index);
     if (n_bytes > 0)
@@ -742,8 +764,8 @@ void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chun
         if (read->id != 0 && read->stream == stream && read->chunk_index == chunk_index)
             read->is_stale = true;
     }
-    plan->bytes_held -= stream->chunks[chunk_index].held_bytes;
     stream->dropped_bytes += stream->chunks[chunk_index].held_bytes;
+    let_go(plan, stream, &stream->chunks[chunk_index]);
     stream->chunks[chunk_index] = (cg_stream_chunk){0};
     plan->is_stale = true;
 }
@@ -772,8 +794,8 @@ bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_ind
             sizes->bytes[level] = level_bytes[level];
     stream->levels[chunk_index] = cg_controller_nearest(sizes, stream->levels[chunk_index]);
     if (chunk->is_short) { /* ranges begin on pages: from the start again */
-        plan->bytes_held -= chunk->held_bytes;
         stream->dropped_bytes += chunk->held_bytes;
+        let_go(plan, stream, chunk);
         *chunk = (cg_stream_chunk){.is_nested = chunk->is_nested};
     }
     return true;
@@ -803,14 +825,14 @@ cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, 
 {
     refresh(plan, speeds, now_ns);
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        for (uint32_t i = stream->first; i < stream->first_failed; i++) {
+        for (uint32_t i = first_held(stream); i < stream->first_failed; i++) {
             cg_stream_chunk *chunk = &stream->chunks[i];
             if (chunk->state != CG_STREAM_READING || !cg_stream_is_decodable(stream, i) ||
                 !is_final(plan, stream, i, now_ns))
                 continue;
             chunk->level = cg_stream_level_in(stream, i, chunk->arrived_bytes);
             chunk->state = CG_STREAM_DECODING;
-            plan->bytes_held -= chunk->held_bytes;
+            let_go(plan, stream, chunk);
             plan->bytes_decoding += chunk->held_bytes;
             plan->must_free_bytes -= smaller(plan->must_free_bytes, chunk->held_bytes);
             plan->is_stale = true;
@@ -844,8 +866,8 @@ uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
         const uint64_t silent_ns = cg_stream_silent_ns(plan, stream);
         wake_ns = silent_ns < wake_ns ? silent_ns : wake_ns;
-        for (uint32_t i = stream->first; i < stream->first_failed && stream->decode_at_ns < wake_ns;
-             i++)
+        for (uint32_t i = first_held(stream);
+             i < stream->first_failed && stream->decode_at_ns < wake_ns; i++)
             if (stream->chunks[i].state == CG_STREAM_READING && cg_stream_is_decodable(stream, i))
                 wake_ns = stream->decode_at_ns;
     }

@@ -2,9 +2,10 @@
 //
 // usage: streaming TRACES_DIR OUT.json [ROUNDS [REQUESTS.jsonl]]
 // TRACES_DIR holds files of time_s,bandwidth_mbps, REQUESTS.jsonl lines with a "timestamp" in ms.
-// Prints a table; OUT.json has a row for each model, trace, scale, budget and policy, and sums over
-// the traces ("all") for requests with a prior, for many at once, and for those that arrive as the
-// first N_ARRIVALS of REQUESTS.jsonl do ("at_once": 0). Deterministic.
+// Prints a table, and to stderr how many jobs are done. OUT.json has a row for each model, trace,
+// scale, budget and policy, and sums over the traces ("all") for requests with a prior, for many at
+// once, and for those that arrive as the first N_ARRIVALS of REQUESTS.jsonl do ("at_once": 0).
+// Deterministic.
 #include "tests/sim/sim.h"
 
 #include <algorithm>
@@ -24,7 +25,6 @@ namespace
 
 constexpr double ROUND_TRIP_S = 0.01;
 constexpr uint32_t N_STARTS = 3, N_ARRIVALS = 64;
-constexpr unsigned N_THREADS = 16; // jobs are independent, and their order is kept
 
 struct Policy {
     const char *name;
@@ -280,15 +280,18 @@ void run_job(Job *job, uint32_t n_rounds, const std::vector<double> &requests_s)
 
 void run_jobs(std::vector<Job> *jobs, uint32_t n_rounds, const std::vector<double> &requests_s)
 {
-    std::atomic<size_t> next{0};
+    std::atomic<size_t> next{0}, n_done{0};
     std::vector<std::thread> threads;
-    for (unsigned i = 0; i < N_THREADS; i++)
-        threads.emplace_back([&] {
-            for (size_t at; (at = next++) < jobs->size();)
+    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); i++)
+        threads.emplace_back([&] { // jobs are independent, and their order is kept
+            for (size_t at; (at = next++) < jobs->size();) {
                 run_job(&(*jobs)[at], n_rounds, requests_s);
+                fprintf(stderr, "\r%zu of %zu", ++n_done, jobs->size());
+            }
         });
     for (std::thread &thread : threads)
         thread.join();
+    fprintf(stderr, "\n");
 }
 
 // The times at which the first requests of a file arrive.
