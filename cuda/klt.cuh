@@ -186,10 +186,10 @@ CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_sources &from, uint32_t
         const cg_cuda_window_step of = cg_cuda_load_step(cta, &steps[s]);
         if (of.there == 0)
             continue; /* of rests often, of others never */
-        cta.copy16(&shared->basis[buffer][s][0][from.at],
+        cta.copy16(shared->basis[buffer][s][0] + from.at,
                    from.basis + (uint64_t)of.step.number * CG_CUDA_TILE_BYTES);
         if ((of.there >> column & 1) != 0)
-            cta.copy16(&shared->digits[buffer][s][0][from.at],
+            cta.copy16(shared->digits[buffer][s][0] + from.at,
                        from.digits + (uint64_t)of.step.band * from.band_bytes,
                        (of.own >> column & 1) != 0);
     }
@@ -476,8 +476,8 @@ CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decod
         if (tile == CG_CUDA_NO_TILE)
             continue;
         const cg_cuda_window_step *const stage = cg_cuda_steps_from(shared, first);
-        const uint8_t *digits = &shared->digits[buffer][0][0][lane_at],
-                      *basis = &shared->basis[buffer][0][0][at];
+        const uint8_t *digits = shared->digits[buffer][0][0] + lane_at,
+                      *basis = shared->basis[buffer][0][0] + at;
         CG_UNROLL_NOT
         for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
             const cg_cuda_window_step of = cg_cuda_load_step(cta, &stage[s]);
