@@ -546,7 +546,7 @@ static bool has_room(cg_stream_plan *plan, const cg_stream *stream, uint32_t ind
     if (plan->n_reading >= plan->depth || !has_memory(plan, n_bytes))
         return false;
     /* What is behind it in the plan waits, too, so that loads by the paper's policy have one read
-     * together. With one each more of them were late (tests/bench/results, "Since then"). */
+     * together. With one each more of them were late (tests/bench/results, "Streaming"). */
     if (is_papers(stream) && is_reading(plan, stream))
         return false;
     /* A few are under way also where they are more than the window: or a slow link would stand
