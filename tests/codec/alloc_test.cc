@@ -328,10 +328,16 @@ class MemoryTest : public EachKernels
 };
 
 // The bounds that codec/profile.h states, of profiles that are opened and of such as are refused.
+// How much is allocated is the same in all builds: with AddressSanitizer a fifth is enough.
 TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
 {
+#if defined(__SANITIZE_ADDRESS__)
+    const unsigned n_seeds = 10;
+#else
+    const unsigned n_seeds = 50;
+#endif
     unsigned n_opened = 0, n_joint = 0;
-    for (uint64_t seed = 0; seed < 50; seed++) {
+    for (uint64_t seed = 0; seed < n_seeds; seed++) {
         Random random(seed);
         const ProfileSpec spec = seed == 0 ? empty_bases() : draw_hungry(&random);
         const Bytes bytes = make_profile_bytes(spec);
@@ -364,8 +370,8 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
         cg_encoder_free(encoder);
         cg_profile_free(opened);
     }
-    EXPECT_GT(n_opened, 20u);
-    EXPECT_GT(n_joint, 3u);
+    EXPECT_GT(n_opened, n_seeds * 2 / 5);
+    EXPECT_GT(n_joint, n_seeds / 15);
 }
 
 // The bounds that codec/codec.h states, however many tables of a rotation a profile has.

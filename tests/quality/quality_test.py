@@ -259,5 +259,5 @@ if __name__ == "__main__":
     if not os.access(CGTOOL, os.X_OK):
         print(f"skipped: no cgtool at {CGTOOL}: no quality was measured")
         sys.exit(77)
-    report.torch.set_num_threads(2)
+    report.torch.set_num_threads(1)  # a tiny model
     unittest.main(verbosity=2)
