@@ -10,9 +10,9 @@
  *
  * Why whole files in one call: the store is often a network away, and each system call on it may be
  * a round trip. With io_uring a read is one chain (open, read, close) that the kernel works off
- * alone, and many are under way without a thread each. Only what may wait, or copies 64 KiB and more
- * out of the page cache, is done by the kernel's workers, side by side. They are threads of this
- * process, of which a container may allow only so many, and at most one for each operation.
+ * alone, and many are under way without a thread each. Only what may wait, or copies 64 KiB and
+ * more out of the page cache, is done by the kernel's workers, side by side. They are threads of
+ * this process, of which a container may allow only so many, and at most one for each operation.
  * Threads: a queue belongs to one thread, which makes all calls on it. Only cg_io_wake() may come
  * from others.
  */
