@@ -7,8 +7,8 @@
  *
  * A sum over components takes one tensor instruction for each band of 32 components and each
  * frequency: symbols of 8 bits by elements of 8 bits. Larger elements take two steps, one for each
- * digit. Symbols of more than 8 bits are rare; where a tile has one, their higher digits are taken
- * from the cells. All sums are modulo 2^32, as FORMAT.md says.
+ * digit. Where a tile has symbols of more than 8 bits (many of the joint matrix's have), all its
+ * higher digits are taken from the cells. All sums are modulo 2^32, as FORMAT.md says.
  */
 #ifndef CG_CUDA_KLT_CUH
 #define CG_CUDA_KLT_CUH
