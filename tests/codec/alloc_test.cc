@@ -374,6 +374,20 @@ TEST_P(MemoryTest, OpeningTakesAMultipleOfTheFile)
     EXPECT_GT(n_joint, n_seeds / 15);
 }
 
+// Of a profile as our tools make them, whose bases fill panels and have elements of 5 to 15 bits.
+TEST_P(MemoryTest, OpeningTakesTwiceTheFileOfOurTools)
+{
+    ProfileSpec spec = spec_4(ProfileSpec(), 32);
+    spec.head_dim = spec.rotary_dim = 64;
+    spec.group_layers = {1, 1, 1, 1};
+    const Bytes bytes = make_profile_bytes(spec);
+    cg_profile *opened = nullptr;
+    const size_t open_bytes =
+        peak_of([&] { EXPECT_EQ(cg_profile_open(bytes.data(), bytes.size(), &opened), CG_OK); });
+    EXPECT_LE(open_bytes, (GetParam() == std::string("baseline") ? 3 : 2) * bytes.size());
+    cg_profile_free(opened);
+}
+
 // The bounds that codec/codec.h states, however many tables of a rotation a profile has.
 TEST_P(MemoryTest, ADecoderTakesAMultipleOfTheElements)
 {

@@ -404,6 +404,29 @@ TEST(Codec, CodesHugeFiniteNumbersWithoutHarm)
     EXPECT_EQ(decode(profile.get(), c.chunk, &decoded), CG_OK);
 }
 
+TEST(Codec, CountsTheSymbolsAtTheEndsOf16Bits)
+{
+    const ProfileSpec spec; // of version 1: no row is halved
+    const Profile profile = make_profile(spec);
+    const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, 24);
+    const auto tokens = make_tokens(24, 1);
+    for (const double scale : {1.0, 3000.0}) {
+        const Bytes elements = make_elements(header, 1, scale);
+        uint8_t *bytes = nullptr;
+        size_t n_bytes = 0;
+        uint64_t n_counted = 0, n_at_ends = 0;
+        ASSERT_EQ(cg_encode_chunk(profile.get(), &header, tokens.data(), elements.data(),
+                                  elements.size(), CG_L1, CG_L1, 1, &bytes, &n_bytes, &n_counted),
+                  CG_OK);
+        const std::unique_ptr<uint8_t, MallocFree> owner(bytes);
+        for (const auto &symbols : symbols_of(profile.get(), Bytes(bytes, bytes + n_bytes)))
+            for (const int16_t symbol : symbols)
+                n_at_ends += std::abs(symbol) == INT16_MAX;
+        EXPECT_EQ(n_counted, n_at_ends);
+        EXPECT_EQ(n_at_ends > 0, scale > 1);
+    }
+}
+
 TEST(Codec, LossyLevelsRefuseWhatIsNotFinite)
 {
     const ProfileSpec spec;

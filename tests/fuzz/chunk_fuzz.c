@@ -60,6 +60,11 @@ static void decode(const cg_profile *profile, const uint8_t *bytes, size_t n_byt
     if (cg_decoder_new(profile, bytes, n_bytes, &decoder) != CG_OK)
         return;
     const size_t scratch_bytes = cg_decoder_scratch_bytes(decoder);
+    /* As codec/codec.h bounds it. */
+    const cg_chunk_header *header = &cg_decoder_chunk(decoder)->header;
+    const uint32_t n_padded = (uint32_t)cg_padded(header->n_tokens, 256);
+    if (scratch_bytes > 24 * cg_geometry_elements(&header->geometry, n_padded) + (1 << 20))
+        abort();
     void *scratch = aligned_alloc(64, (scratch_bytes + 63) / 64 * 64);
     for (uint32_t task = 0; scratch != NULL && task < cg_decoder_n_tasks(decoder); task++) {
         void *out = malloc(cg_decoder_task_shape(decoder, task).elements_bytes);

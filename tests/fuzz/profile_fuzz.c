@@ -3,17 +3,20 @@
  *
  * An input is tried as it is, and with magic, size and checksum put right, as each of the versions.
  * The model's fingerprint, bytes 24 to 39, is of no other use: its first byte tells with which
- * instruction set, the others what is coded.
+ * instruction set, the others what is coded. A profile that opens holds no more memory than is
+ * said.
  */
 #include "codec/codec.h"
 #include "codec/cursor.h"
 #include "codec/kernels.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
+size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak)); /* where there is one */
 
 enum {
     MAX_ELEMENTS = 1 << 15,
@@ -115,12 +118,24 @@ static cg_status read_file(void *user, uint64_t offset, uint8_t *bytes_out, size
     return CG_OK;
 }
 
+static size_t allocated_bytes(void)
+{
+    if (__sanitizer_get_current_allocated_bytes != NULL)
+        return __sanitizer_get_current_allocated_bytes();
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
 static void exercise(const uint8_t *bytes, size_t n_bytes)
 {
     cg_profile *profile;
     cg_fingerprint checked;
     use_table(n_bytes > SEED_AT ? bytes[SEED_AT] % N_TABLES : 0);
+    const size_t before = allocated_bytes();
     const cg_status status = cg_profile_open(bytes, n_bytes, &profile);
+    if (status == CG_OK &&
+        allocated_bytes() - before > (bytes[8] == 1 ? 42 : 26) * n_bytes + (8 << 20))
+        abort(); /* the bound of codec/profile.h */
     if (cg_profile_check(bytes, n_bytes, &checked) != status && status != CG_ERR_NO_MEMORY)
         abort(); /* what a validator lets through, a decoder opens */
     file f = {bytes, n_bytes};
