@@ -37,6 +37,7 @@ from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E4
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
     MAX_CHANNELS,
+    N_CLASSES,
     PROFILE_SHARE,
     choose_matrices,
     choose_shared,
@@ -336,6 +337,10 @@ class MatricesTest(unittest.TestCase):
         self.assertEqual(choose(4096, 32), (False, 1), "no group fits: the least")
         self.assertEqual(choose(192, 30, 0.3 * small), (True, 1), "a small budget")
         self.assertEqual(choose(192, 30, 0), (False, 1))
+
+    def test_the_tables_of_all_classes_fit_the_shared_memory_of_a_gpu(self):
+        """400 bytes each, one more for lanes without a column, and 2 KiB of a block that codes (codec/FORMAT.md)."""
+        self.assertLessEqual(400 * (N_CLASSES + 1) + 2048, 64 << 10)
 
 
 class BasisTest(unittest.TestCase):
