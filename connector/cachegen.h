@@ -226,9 +226,11 @@ CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cache
 CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
                                                   size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
-/* Tells the connector that all chunks of a plan are bad, at any level and for everybody. It does
- * not offer them again until they are saved anew or retry_ms (configured) has passed. After a load
- * rather use cachegen_forget_failed(). */
+/* Tells the connector that all chunks of a plan are bad, at the levels that a load of it may have
+ * read: at the one that the request asked for, or at all that it accepts. At these they are not
+ * offered again until they are saved anew or retry_ms (configured) has passed. That is for a load
+ * of which nothing is known, as when its process is gone. Who has its progress calls
+ * cachegen_forget_failed(), which blames only what failed. */
 CACHEGEN_API cachegen_status cachegen_forget(cachegen *connector, const void *plan,
                                              size_t plan_bytes);
 

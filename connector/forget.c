@@ -12,6 +12,18 @@ static uint64_t until_ns(const cachegen *connector)
     return cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
 }
 
+/* What a load of the plan may have read of a chunk: the level that was asked for, or any that the
+ * store had and the request accepts. */
+static uint8_t levels_of(const cg_plan *plan, uint32_t chunk_index)
+{
+    const cg_plan_chunk *chunk = &plan->chunks[chunk_index];
+    uint8_t levels = (uint8_t)(1u << chunk->level);
+    for (unsigned level = 0; level < CG_N_LEVELS && plan->level_plus_1 == 0; level++)
+        if (chunk->sizes.bytes[level] > 0)
+            levels |= (uint8_t)(1u << level);
+    return levels;
+}
+
 cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, size_t n_bytes)
 {
     cg_plan *plan;
@@ -25,7 +37,7 @@ cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, siz
         return status;
     pthread_mutex_lock(&rt->lock);
     for (uint32_t i = 0; i < plan->n_chunks; i++)
-        cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], ALL_LEVELS, false,
+        cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], levels_of(plan, i), false,
                                until_ns(connector));
     pthread_mutex_unlock(&rt->lock);
     cg_plan_free(plan);

@@ -180,7 +180,6 @@ _FUNCTIONS = {  # result type, argument types
     "lookup_poll": (c_int32, [c_void_p, POINTER(Hit)]),
     "lookup_plan": (c_int32, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "lookup_free": (None, [c_void_p]),
-    "forget": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "forget_failed": (c_int32, [c_void_p, c_char_p, c_size_t, POINTER(Progress)]),
     "load_start": (c_int32, [c_void_p, POINTER(LoadRequest), POINTER(c_void_p)]),
     "load_poll": (c_int32, [c_void_p, POINTER(Progress)]),
@@ -297,9 +296,6 @@ class Connector:
 
     def lookup_free(self, lookup):
         self._c.cachegen_lookup_free(lookup)
-
-    def forget(self, plan):
-        self._check(self._c.cachegen_forget(self._handle, plan, len(plan)))
 
     def forget_failed(self, plan, status, bytes_read, failed_token, failed_levels, failed_worst_level):
         progress = Progress(

@@ -912,6 +912,27 @@ TEST_P(LoadTest, AForgottenPlanIsNotOfferedUntilItIsSavedAnew)
     EXPECT_NE(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()), CACHEGEN_OK);
 }
 
+TEST_P(LoadTest, AForgottenPlanIsHeldAgainstNoLevelThatItCouldNotRead)
+{
+    for (const ProfileSpec &spec : {ProfileSpec(), nesting_spec()}) { // a file a level, or one
+        const Store store(true, spec);
+        for (const bool is_fixed : {true, false}) {
+            SCOPED_TRACE(testing::Message() << "nests " << spec.nests << ", fixed " << is_fixed);
+            Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+            const Tokens tokens = prompt(96);
+            ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+            engine.level_plus_1 = is_fixed ? CG_L1 + 1 : 0;
+            engine.worst_level_plus_1 = is_fixed ? 0 : CG_L1 + 1;
+            ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+            EXPECT_EQ(cachegen_forget(engine.c, engine.plan.data(), engine.plan.size()),
+                      CACHEGEN_OK);
+            EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+            engine.level_plus_1 = engine.worst_level_plus_1 = 0;
+            EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "others take what is coarser";
+        }
+    }
+}
+
 // ---- what a load in another process came to ----
 
 // An engine as vLLM has it: one connector plans, one loads and saves.
