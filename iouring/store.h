@@ -128,8 +128,8 @@ cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
  * Each file is on disk before it has a name. The names themselves are not synced: a power failure
  * may take those of the last seconds, as if nothing had been saved. Over a network publishing three
  * levels takes six questions besides the bytes (seven on a cachegenfs mount): folder, temporary
- * file, its sync, and a name for each level, the last of which takes the temporary one away. What a
- * kernel asks before it makes a name comes on top. */
+ * file, its sync, and a name for each level, the last of which takes the temporary one away. On top
+ * comes what a kernel asks: of each of the five names before it is made. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 
