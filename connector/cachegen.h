@@ -266,7 +266,7 @@ typedef struct cachegen_progress {
      * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, or out of memory);
      * and, with "lossy prefix", its worst level, provenance counted. */
     uint32_t failed_token, failed_levels, failed_worst_level;
-    uint32_t copied; /* of a save: 1: the blocks are not read any more */
+    uint32_t copied; /* of a save: 1: the blocks may be overwritten */
     /* Of a load: what was delivered. */
     uint32_t chunks_at[4];           /* of the prefix that is whole, by level */
     uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
@@ -349,10 +349,11 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  cachegen_save **out);
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
-/* Of a save with copy_later: nothing more is copied, since the blocks are wanted. What a thread
- * reads at this moment, a layer's K or V of a chunk, it reads to its end: progress.copied says when
- * no block is read any more. Chunks that were not copied whole are dropped with those behind them;
- * a rank whose heads another one stores drops the whole save. Any number of calls; NULL is fine. */
+/* Of a save with copy_later: nothing more is copied, since the blocks are wanted. From the return
+ * on they may be overwritten; progress.copied says so, too. Waits for nothing: what a thread reads
+ * at this moment it reads to its end, and it is thrown away. Chunks that were not copied whole
+ * before are dropped with those behind them; a rank whose heads another one stores drops the whole
+ * save. Any number of calls; NULL is fine. */
 CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
  * read any more. Then frees. With a store that hangs that takes save_timeout_ms (configured). NULL

@@ -139,8 +139,8 @@ static cg_status reserve_staging(cachegen_save *save, uint32_t most_chunks,
     return is_full ? CG_ERR_AGAIN : CG_OK;
 }
 
-/* False: it was cut. */
-static bool copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
+/* A cut ends it early. */
+static void copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
                        const cg_kv_layout *layout, const int64_t *table)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
@@ -148,20 +148,18 @@ static bool copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
         for (uint32_t layer = 0; layer < g->n_layers; layer++) {
             if (atomic_load(&save->is_cut))
-                return false;
+                return;
             cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
                            chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
         }
-    return true;
 }
 
 static void run_copy(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     (void)scratch;
     cachegen_save *save = save_of_copy(job);
-    cg_save_begin_reading(save);
-    const bool is_whole = copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
-    cg_save_end_reading(save, task_index, is_whole);
+    copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
+    cg_save_end_reading(save, task_index);
 }
 
 /* With the lock held, and the copying over: chunks that a cut has left in the blocks, and those
@@ -451,8 +449,7 @@ void cachegen_save_cut(cachegen_save *save)
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     atomic_store(&save->is_cut, true);
-    if (save->n_reading == 0)
-        save->progress.copied = 1;
+    save->progress.copied = 1;
     pthread_mutex_unlock(&rt->lock);
 }
 

@@ -30,8 +30,8 @@ static uint32_t list_chunks(const cachegen_save *save, cg_gather_chunk *chunks)
     return save->heads_to - save->from_key;
 }
 
-/* Of chunk i of the part. False: it was cut. */
-static bool copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
+/* Of chunk i of the part. A cut ends it early. */
+static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, const int64_t *table,
                        uint32_t i)
 {
     const cg_geometry *g = &save->op.connector->model.geometry;
@@ -44,11 +44,10 @@ static bool copy_heads(const cachegen_save *save, const cg_kv_layout *layout, co
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
         for (uint32_t layer = 0; layer < g->n_layers; layer++) {
             if (atomic_load(&save->is_cut))
-                return false;
+                return;
             cg_blocks_read(&own, table, layer, plane, first_token, n_tokens, data);
             data += tile_bytes;
         }
-    return true;
 }
 
 static cachegen_save *save_of_copy(cg_job *job)
@@ -60,9 +59,8 @@ static void run_copy_heads(cg_job *job, uint32_t task_index, cg_scratch *scratch
 {
     (void)scratch;
     cachegen_save *save = save_of_copy(job);
-    cg_save_begin_reading(save);
-    const bool is_whole = copy_heads(save, save->layout, save->table, task_index);
-    cg_save_end_reading(save, task_index, is_whole);
+    copy_heads(save, save->layout, save->table, task_index);
+    cg_save_end_reading(save, task_index);
 }
 
 static void copy_heads_done(cg_job *job)

@@ -118,25 +118,12 @@ bool cg_save_keep_table(cachegen_save *save, const cg_kv_layout *layout,
     return true;
 }
 
-void cg_save_begin_reading(cachegen_save *save)
+void cg_save_end_reading(cachegen_save *save, uint32_t task_index)
 {
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    save->n_reading++;
-    pthread_mutex_unlock(&rt->lock);
-}
-
-void cg_save_end_reading(cachegen_save *save, uint32_t task_index, bool is_whole)
-{
-    cg_runtime *rt = save->op.runtime;
-    pthread_mutex_lock(&rt->lock);
-    if (!is_whole && task_index < save->n_whole)
+    if (atomic_load(&save->is_cut) && task_index < save->n_whole)
         save->n_whole = task_index;
-    /* Tasks that have not begun read nothing any more. */
-    if (--save->n_reading == 0 && atomic_load(&save->is_cut)) {
-        save->progress.copied = 1;
-        cg_runtime_notify(rt);
-    }
     pthread_mutex_unlock(&rt->lock);
 }
 

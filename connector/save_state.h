@@ -71,10 +71,9 @@ struct cachegen_save {
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
     bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
-    atomic_bool is_cut;         /* written with the runtime's lock: no more is to be copied */
-    uint32_t n_reading;         /* the runtime's lock: tasks that may be reading blocks */
+    atomic_bool is_cut;         /* written with the runtime's lock: the blocks are others' by now */
     uint32_t n_whole;           /* the runtime's lock: of the copying's tasks, those before the
-                                   first that a cut has kept from its end */
+                                   first that ended after a cut */
     atomic_bool is_over;        /* the save is done: tasks that have not begun are not run */
     bool has_some_heads;        /* the chunks lack other ranks' heads: connector/save_gather.h */
     uint64_t number;            /* then: the same on all ranks */
@@ -121,10 +120,10 @@ void cg_save_note_peak(cg_runtime *runtime);
  * memory. */
 bool cg_save_keep_table(cachegen_save *save, const cg_kv_layout *layout,
                         const cachegen_save_request *request);
-/* Without the lock: how a task of the copying begins, before it looks at is_cut, and how it ends.
- * is_whole: it has copied all that it was to. */
-void cg_save_begin_reading(cachegen_save *save);
-void cg_save_end_reading(cachegen_save *save, uint32_t task_index, bool is_whole);
+/* Without the lock: a task of the copying has read what it was to, or seen a cut. If there was one,
+ * others may have written to the blocks meanwhile: its chunk is dropped. If there was none until
+ * now, the lock orders all that it has read before the cut, and so before what others write. */
+void cg_save_end_reading(cachegen_save *save, uint32_t task_index);
 /* The copying is over: the blocks are not read any more. */
 void cg_save_end_copying(cachegen_save *save);
 /* Chunks that are not saved, because of status; CG_OK: what they follow is not stored. */

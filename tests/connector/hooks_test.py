@@ -231,8 +231,9 @@ class SaveTest(unittest.TestCase):
     def setUp(self):
         self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
         cg = types.SimpleNamespace(
-            save_start=self.save_start, save_free=lambda _: None, save_poll=self.poll, strerror=str
-        )
+            save_start=self.save_start, save_free=lambda _: None, save_cut=lambda _: None, save_poll=self.poll,
+            strerror=str,
+        )  # fmt: skip
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
@@ -367,12 +368,14 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={4}))
         self.assertEqual(self.n_waits, 5)
 
-    def test_a_copy_in_the_way_for_too_long_is_cut_and_what_is_being_read_is_waited_for(self):
+    def test_a_copy_in_the_way_for_too_long_is_cut_and_not_waited_for(self):
         self.have_time(0)
         self.worker.submit(Metadata(overwritten={5, 6}))
         self.assertEqual((self.cut, self.n_waits), ([], 0))
         self.worker.submit(Metadata(overwritten={1}, loads=[LoadPlan("r", 0, 16, [1], b"")]))
-        self.assertEqual((self.cut, self.n_waits, self.loaded_after), ([(1, 2)], 3, 3))
+        self.assertEqual((self.cut, self.n_waits, self.loaded_after), ([(1, 2)], 0, 0))
+        self.worker.submit(Metadata(overwritten={1}))
+        self.assertEqual(self.cut, [(1, 2)], "the blocks are not its any more")
         self.assertEqual(len(self.worker.saves), 2)  # what was copied is still saved
 
     def test_all_copies_of_a_step_have_one_time(self):
@@ -407,14 +410,13 @@ class CopyTest(unittest.TestCase):
         self.assertEqual(len(self.worker.saves), 2)
         self.assertEqual(self.worker._copied_from, [((3, 4), frozenset({3, 4}))])
 
-    def test_a_copy_that_cannot_be_asked_for_ends_before_its_blocks_are_anybody_elses(self):
-        freed = []
-        self.worker.library.cg.save_poll, self.worker.library.cg.save_free = self.fail, freed.append
+    def test_a_copy_that_cannot_be_asked_for_is_cut_before_its_blocks_are_anybody_elses(self):
+        self.worker.library.cg.save_poll = self.worker.library.cg.save_free = self.fail
         self.worker.submit(Metadata(overwritten={5}))
-        self.assertEqual(freed, [])
+        self.assertEqual(self.cut, [])
         self.worker.submit(Metadata(overwritten={1}))
-        self.assertEqual(freed, [(1, 2)])
-        self.assertEqual([save for *_, save in self.worker.saves], [(3, 4)])
+        self.assertEqual(self.cut, [(1, 2)])
+        self.assertEqual(len(self.worker.saves), 2)
 
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())

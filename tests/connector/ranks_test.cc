@@ -180,9 +180,9 @@ TEST(RanksTest, ARankWhoseCopyIsCutPassesNothingOn)
         ASSERT_EQ(ranks[1].save_start(LONG, 0, 112, true, nullptr, 0, &saves[1]), CACHEGEN_OK);
         ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
         cachegen_save_cut(saves[1]);
-        EXPECT_FALSE(Engine::is_copied(saves[1]));
-        blocks.release();
-        ranks[1].wait_copied(saves[1]);
+        EXPECT_TRUE(Engine::is_copied(saves[1]));
+        blocks.release_overwritten();
+        ranks[1].wait_cut(saves[1]);
     }
     ranks[1].poison();
     cachegen_progress p = ranks[1].finish(saves[1]);
@@ -199,8 +199,8 @@ TEST(RanksTest, ARankWhoseCopyIsCutPassesNothingOn)
     for (int i : {0, 1})
         ASSERT_EQ(Ranks::start(ranks[i], other, &saves[i]), CACHEGEN_OK);
     cachegen_save_cut(saves[0]);
-    for (int i : {0, 1})
-        ranks[i].wait_copied(saves[i]);
+    ranks[0].wait_cut(saves[0]);
+    ranks[1].wait_copied(saves[1]);
     for (int i : {0, 1})
         ranks[i].poison();
     p = ranks[0].finish(saves[0]);

@@ -142,9 +142,10 @@ class StressTest : public testing::TestWithParam<const char *>
         const cachegen_status status =
             engine->save_start(tokens, std::min(from, n), n, draw(2) == 1,
                                draw(4) == 0 ? "a-context" : nullptr, 0, &op);
-        if (status == CACHEGEN_OK && draw(3) == 0)
+        const bool is_cut = status == CACHEGEN_OK && draw(3) == 0;
+        if (is_cut)
             engine->in_step([&] { cachegen_save_cut(op); });
-        if (status == CACHEGEN_OK && draw(2) == 0)
+        if (status == CACHEGEN_OK && draw(2) == 0 && !(is_cut && SEES_RACES))
             engine->wait_copied(op);
         else if (status == CACHEGEN_OK && engine->copies_later)
             cachegen_save_free(op), op = nullptr;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdint>
+#include <cstring>
 
 namespace cg_test
 {
@@ -21,6 +22,7 @@ class TouchedPages
     TouchedPages(uint8_t *begin, size_t n_bytes, bool holds = false)
     {
         holds_ = holds;
+        is_overwritten_ = false;
         const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)),
                         first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page,
                         end = (reinterpret_cast<uintptr_t>(begin) + n_bytes) / page * page;
@@ -45,6 +47,13 @@ class TouchedPages
     {
         holds_ = false;
     }
+    // The same; by then somebody else has written to the pages, which their reader has begun to
+    // read.
+    void release_overwritten()
+    {
+        is_overwritten_ = true;
+        release();
+    }
     // 0: none has.
     pid_t first_thread() const
     {
@@ -62,11 +71,13 @@ class TouchedPages
         while (holds_)
             sched_yield();
         mprotect(begin_, n_bytes_, PROT_READ | PROT_WRITE);
+        if (is_overwritten_.exchange(false))
+            std::memset(begin_, 0xcd, n_bytes_);
     }
     static inline uint8_t *begin_;
     static inline size_t n_bytes_;
     static inline std::atomic<pid_t> toucher_;
-    static inline std::atomic<bool> holds_;
+    static inline std::atomic<bool> holds_, is_overwritten_;
     struct sigaction before_ = {};
 };
 

@@ -122,32 +122,26 @@ class Worker:
     def _pause(self, seconds):
         self.library.wait(seconds)
 
-    def _end_save(self, save, is_in_the_way):
-        """Where it cannot be told what a save reads: it must be over before somebody else has its blocks."""
+    def _cut_save(self, save, is_in_the_way):
+        """Whatever it reads from now on is thrown away: somebody else may have its blocks."""
         if is_in_the_way:
-            self.saves = [(*of, other) for *of, other in self.saves if other is not save]
-            self.library.cg.save_free(save)
+            self.library.cg.save_cut(save)
         return is_in_the_way
 
     def _is_copied(self, save):
         return bool(self.library.cg.save_poll(save).copied)
 
-    @guarded(_end_save)
+    @guarded(_cut_save)
     def _await_copy(self, save, is_in_the_way):
-        """Whether no block is read by a save any more; one that is in the way is waited for, and cut when time is
-        up."""
+        """Whether a save needs no block any more; one that is in the way is waited for, and cut when time is up."""
         is_copied = self._is_copied(save)
         while not is_copied and is_in_the_way and (left_s := self._copies_until - time.monotonic()) > 0:
             self._pause(left_s)
             is_copied = self._is_copied(save)
-        if not is_copied and is_in_the_way:
-            self.library.cg.save_cut(save)
-            while not (is_copied := self._is_copied(save)):  # what is being read: a layer's K or V of a chunk
-                self._pause(COPY_WAIT_S)
-        return is_copied
+        return is_copied or self._cut_save(save, is_in_the_way)
 
     def _await_copies(self, overwritten):
-        """Until no block of a set (None: no block at all) is read by a save any more."""
+        """Until no save needs a block of a set (None: any block); COPY_WAIT_S at most."""
         self._copies_until = time.monotonic() + COPY_WAIT_S
         self._copied_from = [
             (save, blocks)
