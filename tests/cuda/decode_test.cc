@@ -227,6 +227,14 @@ int16_t draw_any(Random *random)
     return static_cast<int16_t>(random->below(65536));
 }
 
+// What rounding to 256 makes 128 of 256, which carries, or -128; and their neighbours.
+int16_t draw_edge(Random *random)
+{
+    const int16_t edges[] = {INT16_MAX, 32640, 32639,  128,    127,
+                             -128,      -129,  -32640, -32641, INT16_MIN};
+    return edges[random->below(10)];
+}
+
 using Memory = std::unique_ptr<void, MallocFree>;
 
 Memory allocate(size_t n_bytes)
@@ -507,7 +515,7 @@ TEST_P(JointDecodeTest, WritesWhatTheCpuDecodes)
 TEST_P(JointDecodeTest, TakesSymbolsOfEverySize)
 {
     const Laid laid(spec);
-    for (const Draw draw : {draw_large, draw_any}) {
+    for (const Draw draw : {draw_large, draw_any, draw_edge}) {
         for (const cg_level level : {CG_L1, CG_L2, CG_L3})
             expect_decodes_all(laid, &spec,
                                draw_chunk(laid, spec, CG_DTYPE_FP32, 8, 24, level, level, draw));
@@ -518,7 +526,7 @@ TEST_P(JointDecodeTest, RefinesNestedLevelsAsFarAsTheyAreThere)
 {
     const Laid laid(spec);
     for (const Draw draw : {draw_small, draw_any}) {
-        const Bytes whole = draw_chunk(laid, spec, CG_DTYPE_BF16, 16, 45, CG_L1, CG_L3, draw);
+        const Bytes whole = draw_chunk(laid, spec, CG_DTYPE_BF16, 16, 53, CG_L1, CG_L3, draw);
         const cg_chunk_header header = header_of(whole);
         for (const cg_level level : {CG_L1, CG_L2, CG_L3})
             expect_decodes_all(
