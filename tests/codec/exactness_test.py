@@ -3,9 +3,10 @@
 
 usage: exactness_test.py DECODE_WITH CGTOOL          CG_MODEL_DIR: the model
 
-The bases of golden files are synthetic. Those of a real model have rows whose elements differ much in size, and symbols
-of thousands in them. Its first layers are enough: two groups, each of as many channels as with all layers. What each
-instruction set decodes is to be, bit by bit, what the second reader decodes.
+The bases of golden files are synthetic. Those of a real model have rows whose elements differ much in size, and large
+symbols in them. Its first layers have that, too (elements above 100 times the median, symbols up to 616), in two groups
+of as many channels each as with all layers. What each instruction set decodes is to be, bit by bit, what the second
+reader decodes.
 """
 
 import contextlib
