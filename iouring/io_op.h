@@ -63,6 +63,7 @@ typedef struct cg_io_op {
     bool start_only;                    /* read max_bytes from offset on, and no more */
     uint64_t offset;                    /* 0 unless start_only; on a page */
     bool direct;
+    bool lacks_workers;  /* to copy with: the kernel has cancelled a read that waited for one */
     bool keeps_open;     /* the file is the caller's once it was read */
     cg_open_file *given; /* the caller's file: the op is a user of it until its end; else NULL */
     cg_io_pool *pool;

@@ -103,6 +103,9 @@ static void chain_landed(cg_io *io, cg_io_flight *f)
     } else if (result == -EINVAL && op->direct) {
         op->direct = false;
         cg_io_flight_push_chain(u, f);
+    } else if (open_result >= 0 && result == -ECANCELED && !op->lacks_workers) {
+        op->lacks_workers = true; /* a container allows only so many threads */
+        cg_io_flight_push_chain(u, f);
     } else if (open_result >= 0 && result == -EBADF) {
         u->ring.has_chains = false; /* the read was bound to the slot before the open filled it */
         start_steps(io, f);
@@ -160,7 +163,9 @@ static void landed(cg_io *io, uint64_t data, int result)
         return; /* the kernel may still write to the op and its buffer */
     switch (f->mode) {
     case CG_IO_MODE_STEPS:
-        /* Only an abandoned op has its step cancelled: the next ones clean up, as after EINTR. */
+        /* An abandoned op has its step cancelled: the next ones clean up, as after EINTR. And one
+         * for which there is no worker: a read is done again, without. */
+        f->op->lacks_workers |= result == -ECANCELED;
         cg_io_op_advance(f->op, result == -ECANCELED ? -EINTR : result);
         next_step(io, f);
         break;

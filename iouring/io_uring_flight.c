@@ -47,7 +47,7 @@ static bool is_on_device(int fd)
  * spares. */
 static bool copies_much(const cg_io_op *op, uint64_t n_bytes)
 {
-    return !op->direct && n_bytes >= 64 << 10;
+    return !op->direct && !op->lacks_workers && n_bytes >= 64 << 10;
 }
 
 static void prepare_step(struct io_uring_sqe *sqe, const cg_io_op *op, const cg_io_step *s)

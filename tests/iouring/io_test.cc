@@ -720,6 +720,41 @@ TEST(IoNewTest, WorkersCopyLargeReads)
     }
 }
 
+// As in a container that has all the threads it may have.
+TEST(IoNewTest, WithoutWorkersLargeReadsAreCopiedByTheCaller)
+{
+    char reason[256];
+    if (!cg_io_uring_reason(reason, sizeof reason))
+        CG_SKIP_OR_FAIL("uring", "there are no workers: " << reason);
+    if (geteuid() != 0)
+        GTEST_SKIP() << "only root can become a user without other threads";
+    const cg_test::TempDir dir;
+    const uid_t NOBODY = 65534 - 4321;
+    dir.write("file", draw_bytes(8 << 20, 1));
+    ASSERT_EQ(fchown(dir.fd, NOBODY, NOBODY), 0);
+    ASSERT_EQ(fchownat(dir.fd, "file", NOBODY, NOBODY, 0), 0);
+    enum { NOT_LIMITED = 2 };
+    for (const bool is_open : {false, true}) {
+        SCOPED_TRACE(is_open);
+        const int status = status_of_child([&] {
+            const struct rlimit one = {1, 1};
+            const cg_io_config config = {CG_IO_URING, 0, 0, 0};
+            cg_io *io;
+            if (setresgid(NOBODY, NOBODY, NOBODY) != 0 || setresuid(NOBODY, NOBODY, NOBODY) != 0 ||
+                setrlimit(RLIMIT_NPROC, &one) != 0 || cg_io_new(&config, &io) != CG_OK)
+                return complain("no queue");
+            cg_open_file *const file =
+                is_open ? cg_open_file_new(openat(dir.fd, "file", O_RDONLY)) : nullptr;
+            if (read_parts(io, dir.fd, 1 << 20, file) != 0)
+                return 1;
+            return n_workers() == 0 ? 0 : int{NOT_LIMITED};
+        });
+        if (status == NOT_LIMITED)
+            GTEST_SKIP() << "this kernel gives workers beyond the limit";
+        EXPECT_EQ(status, 0);
+    }
+}
+
 // As the default filters of containers.
 TEST(IoNewTest, WhereSeccompForbidsIoUringThreadsRead)
 {
