@@ -204,6 +204,12 @@ TEST_F(SparseTest, WhatWasGuessedWrongEndsTheLoadAndTheNextLookUpKnows)
         const Load load = far->load(tokens);
         EXPECT_EQ(load.hit.hit_tokens, N_TOKENS - 1);
         check(load);
+        // A machine that decodes slowly plans with coarser levels, which a cut leaves whole.
+        if (c.bytes.size() == before.size() - 1 && load.levels.size() > K &&
+            load.levels[K] > CG_L1) {
+            EXPECT_EQ(load.status, CACHEGEN_OK);
+            continue;
+        }
         EXPECT_NE(load.status, CACHEGEN_OK);
         EXPECT_EQ(load.progress.loaded_tokens, K * CHUNK);
         EXPECT_EQ(load.progress.failed_token, K * CHUNK);
