@@ -606,19 +606,28 @@ int complain(const char *what)
     return 1;
 }
 
+// Waits for a read of so many bytes, and of these (NULL: any).
+int take_bytes(cg_io *io, uint64_t n_bytes, const uint8_t *bytes)
+{
+    cg_io_completion done;
+    size_t n = 0;
+    if (cg_io_wait(io, 20 * SECOND_NS, &done, 1, &n) != CG_OK || n != 1)
+        return complain("a read does not complete");
+    const Buffer buffer(done.buffer);
+    if (done.status != CG_OK || buffer->n_bytes != n_bytes ||
+        (bytes != nullptr && memcmp(buffer->data, bytes, n_bytes) != 0))
+        return complain("a read is wrong");
+    return 0;
+}
+
 // Reads the file of these bytes three times: the same buffer again.
 int read_thrice(cg_io *io, int dir_fd, const std::vector<uint8_t> &bytes)
 {
     for (int i = 0; i < 3; i++) {
-        cg_io_completion done;
-        size_t n = 0;
-        if (cg_io_read(io, dir_fd, "file", bytes.size(), NEVER_BYTES, CG_IO_CACHED, 1) != CG_OK ||
-            cg_io_wait(io, 20 * SECOND_NS, &done, 1, &n) != CG_OK || n != 1)
-            return complain("a read does not complete");
-        const Buffer buffer(done.buffer);
-        if (done.status != CG_OK || buffer->n_bytes != bytes.size() ||
-            memcmp(buffer->data, bytes.data(), bytes.size()) != 0)
-            return complain("a read is wrong");
+        if (cg_io_read(io, dir_fd, "file", bytes.size(), NEVER_BYTES, CG_IO_CACHED, 1) != CG_OK)
+            return complain("a read does not begin");
+        if (take_bytes(io, bytes.size(), bytes.data()) != 0)
+            return 1;
     }
     return 0;
 }
@@ -676,15 +685,9 @@ int read_parts(cg_io *io, int dir_fd, uint64_t n_bytes, cg_open_file *open)
                              : cg_io_read_range(io, dir_fd, "file", i * n_bytes, n_bytes,
                                                 CG_IO_CACHED, i)) != CG_OK)
             return complain("a read does not begin");
-    while (cg_io_n_under_way(io) > 0) {
-        cg_io_completion done;
-        size_t n = 0;
-        if (cg_io_wait(io, 20 * SECOND_NS, &done, 1, &n) != CG_OK || n != 1)
-            return complain("a read does not complete");
-        const Buffer buffer(done.buffer);
-        if (done.status != CG_OK || buffer->n_bytes != n_bytes)
-            return complain("a read is wrong");
-    }
+    while (cg_io_n_under_way(io) > 0)
+        if (take_bytes(io, n_bytes, nullptr) != 0)
+            return 1;
     return 0;
 }
 
