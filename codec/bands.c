@@ -50,10 +50,9 @@ static void lay_band(const cg_basis_layout *layout, const cg_stored_band *band, 
     }
 }
 
-static void *take_aligned(size_t n, size_t each_bytes)
+static void *take_aligned(size_t n_bytes)
 {
-    size_t n_bytes;
-    if (!cg_size_mul(n, each_bytes, &n_bytes) || n_bytes > SIZE_MAX - 64)
+    if (n_bytes > SIZE_MAX - 64)
         return NULL;
     return aligned_alloc(64, (n_bytes + 64) / 64 * 64); /* not 0 bytes */
 }
@@ -133,21 +132,26 @@ static void clear_lines(const cg_basis_layout *layout, const cg_bands *bands, si
     }
 }
 
-static int16_t *elements_at(const cg_basis_layout *layout, const cg_bands *bands, size_t unit,
-                            uint32_t c)
+/* Component i of a slab, for kernels without lines. */
+static void store_elements(const cg_basis_layout *layout, const cg_bands *bands,
+                           const cg_band_slab *slab, uint32_t i, const int16_t *row)
 {
-    return bands->elements + (unit * bands->n_components + c) * cg_bands_unit_channels(layout);
+    for (uint32_t ch = 0; ch < bands->n_channels; ch++) {
+        uint8_t *out = cg_bands_elements(layout, bands, ch / layout->unit_channels, slab, i);
+        if (slab->is_wide)
+            memcpy(out + ch % layout->unit_channels * sizeof *row, &row[ch], sizeof *row);
+        else
+            out[ch % layout->unit_channels] = (uint8_t)row[ch];
+    }
 }
 
-static void store_elements(const cg_basis_layout *layout, const cg_bands *bands, uint32_t c,
-                           const int16_t *row)
+/* The same the other way round, of one channel. */
+static int16_t element_of(const uint8_t *elements, bool is_wide, size_t ch)
 {
-    for (uint32_t first = 0; first < bands->n_channels; first += layout->unit_channels) {
-        const size_t left = bands->n_channels - first,
-                     n = left < layout->unit_channels ? left : layout->unit_channels;
-        memcpy(elements_at(layout, bands, first / layout->unit_channels, c), row + first,
-               n * sizeof *row);
-    }
+    int16_t element = (int8_t)elements[ch];
+    if (is_wide)
+        memcpy(&element, elements + ch * sizeof element, sizeof element);
+    return element;
 }
 
 /* What the kernels read, from bytes that are checked. row: room for a component. */
@@ -162,10 +166,8 @@ static void fill(const cg_basis_layout *layout, cg_cursor *in, const cg_bands *b
         slab += c == slab->first_component + slab->n_components;
         for (uint32_t i = 0; i < band.n_rows; i++) {
             cg_stored_row_unpack(&band.rows[i], bands->n_channels, row);
-            if (bands->lines != NULL)
-                store_lines(layout, bands, slab, c + i - slab->first_component, row);
-            else
-                store_elements(layout, bands, c + i, row);
+            (bands->lines != NULL ? store_lines : store_elements)(
+                layout, bands, slab, c + i - slab->first_component, row);
         }
     }
 }
@@ -193,24 +195,22 @@ static cg_status lay_out(const cg_basis_layout *layout, cg_cursor in, cg_bands *
     const uint32_t sixteens = (bands->n_exact + 15) / 16 * 16;
     bands->n_exact = sixteens < bands->n_components ? sixteens : bands->n_components;
     const size_t n_stored = n_units * cg_bands_unit_channels(layout); /* channels */
+    const size_t n_lines = bands->n_lines,
+                 n_slack = layout->is_tiled && n_lines > 0 ? (size_t)CG_LINES_SLACK : 0,
+                 slack = n_slack * 4 * CG_BAND_CHANNELS;
+    size_t n_bytes;
+    if (!cg_size_mul(n_stored, 4 * n_lines, &n_bytes) || n_bytes > SIZE_MAX - slack)
+        goto done;
+    uint8_t *memory = take_aligned(n_bytes + slack);
+    if (memory == NULL)
+        goto done;
     if (layout->has_quads || layout->is_tiled) {
-        const size_t n_lines = bands->n_lines,
-                     n_slack = layout->is_tiled && n_lines > 0 ? (size_t)CG_LINES_SLACK : 0,
-                     slack = n_slack * 4 * CG_BAND_CHANNELS;
-        size_t n_bytes;
-        if (!cg_size_mul(n_stored, 4 * n_lines, &n_bytes) || n_bytes > SIZE_MAX - slack)
-            goto done;
-        bands->lines = take_aligned(n_bytes + slack, 1);
-        if (bands->lines == NULL)
-            goto done;
+        bands->lines = memory;
         memset(bands->lines + n_bytes, 0, slack);
         clear_lines(layout, bands, n_units);
     } else {
-        const size_t n = n_stored * bands->n_components;
-        bands->elements = take_aligned(n, sizeof *bands->elements);
-        if (bands->elements == NULL)
-            goto done;
-        memset(bands->elements, 0, n * sizeof *bands->elements);
+        bands->elements = memory;
+        memset(bands->elements, 0, n_bytes);
     }
     fill(layout, &again, bands, row);
     status = CG_OK;
@@ -246,7 +246,8 @@ unsigned cg_bands_row(const cg_basis_layout *layout, const cg_bands *bands, uint
         const size_t unit = ch / layout->unit_channels, in_unit = ch % layout->unit_channels,
                      lane = in_unit % CG_BAND_CHANNELS, at = in_unit - lane;
         if (bands->elements != NULL) {
-            row_out[ch] = elements_at(layout, bands, unit, c)[in_unit];
+            row_out[ch] =
+                element_of(cg_bands_elements(layout, bands, unit, slab, i), slab->is_wide, in_unit);
             continue;
         }
         const size_t line_bytes = 4 * cg_bands_panel_channels(layout, at);

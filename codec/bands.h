@@ -61,8 +61,9 @@ typedef struct cg_bands {
      * the last. */
     uint8_t *lines;
     uint32_t n_lines;
-    /* For the others: [n_units][n_components][channels of a unit]. */
-    int16_t *elements;
+    /* For the others, as many bytes: unit by unit, and in a unit slab by slab,
+     * [n_components][channels of the unit], of 8 or 16 bits. */
+    uint8_t *elements;
 } cg_bands;
 
 /* Channels that a unit of the layout is stored with: rounded up to a multiple of 16. */
@@ -91,6 +92,15 @@ static inline uint8_t *cg_bands_panel(const cg_basis_layout *layout, const cg_ba
                                       size_t unit, size_t at)
 {
     return bands->lines + (unit * cg_bands_unit_channels(layout) + at) * 4 * bands->n_lines;
+}
+
+/* Where the elements of component i of a slab begin, in the n-th unit. */
+static inline uint8_t *cg_bands_elements(const cg_basis_layout *layout, const cg_bands *bands,
+                                         size_t unit, const cg_band_slab *slab, uint32_t i)
+{
+    const size_t n_lines = unit * bands->n_lines + slab->first_line;
+    return bands->elements +
+           (4 * n_lines + (slab->is_wide ? 2 : 1) * i) * cg_bands_unit_channels(layout);
 }
 
 /* Reads a basis of n_components rows of n_channels from *in, which moves behind it, and lays it out

@@ -131,10 +131,10 @@ typedef struct cg_klt_integers {
     void (*accumulate_words)(const uint8_t *lines, const cg_quad_row *rows, size_t n_rows,
                              unsigned n_sixteens, unsigned shift, bool is_first, int32_t *y,
                              size_t y_stride);
-    /* y[n_channels] += 2^shift * sum over c of cells[c] * elements[c][element_stride]. */
-    void (*accumulate_elements)(const int16_t *elements, size_t element_stride,
-                                const int16_t *cells, size_t n_cells, unsigned shift,
-                                size_t n_channels, int32_t *y);
+    /* y[n_channels] += 2^shift * sum over c of cells[c] * elements[c][n_channels]. elements: of 16
+     * bits, or bytes with a sign where they are not wide. */
+    void (*accumulate_elements)(const void *elements, bool is_wide, const int16_t *cells,
+                                size_t n_cells, unsigned shift, size_t n_channels, int32_t *y);
     /* Matrix units. Cuts n_cells cells in each of n_rows rows, at most CG_TILE, into digits, the
      * lowest first. Returns where its tiles end in tiles_out, which has room for CG_SYMBOL_DIGITS *
      * ceil(n_cells / CG_DIGIT_COMPONENTS) tiles. */

@@ -178,8 +178,7 @@ static void accumulate_batch(const cg_synthesis *s, size_t n_blocks, const uint8
 }
 
 /* The same without quads: a product for each symbol that is not zero. */
-static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks,
-                             const int16_t *elements)
+static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_blocks, size_t unit)
 {
     const cg_klt_integers *integers = s->profile->kernels->integers;
     const cg_bands *bands = &s->group->bands[s->matrix];
@@ -190,9 +189,9 @@ static void accumulate_cells(const cg_synthesis *s, size_t batch, size_t n_block
         for (const cg_band_slab *slab = bands->slabs; slab < bands->slabs + bands->n_slabs;
              slab++) {
             const slab_cells in = cells_of(s, slab, (unsigned)f, batch + b);
-            integers->accumulate_elements(elements + slab->first_component * s->y_stride,
-                                          s->y_stride, in.cells, in.n_cells,
-                                          cg_bands_shift(bands, slab, s->level), s->y_stride, row);
+            integers->accumulate_elements(
+                cg_bands_elements(&s->profile->layout, bands, unit, slab, 0), slab->is_wide,
+                in.cells, in.n_cells, cg_bands_shift(bands, slab, s->level), s->y_stride, row);
         }
     }
 }
@@ -204,8 +203,7 @@ static void accumulate_unit(const cg_synthesis *s, size_t batch, size_t n_blocks
     const cg_bands *bands = &s->group->bands[s->matrix];
     const size_t unit = first / layout->unit_channels;
     if (bands->elements != NULL) {
-        accumulate_cells(s, batch, n_blocks,
-                         bands->elements + unit * bands->n_components * s->y_stride);
+        accumulate_cells(s, batch, n_blocks, unit);
         return;
     }
     if (bands->n_slabs == 0) /* a basis of nothing */

@@ -23,17 +23,21 @@ enum { TAKES_WHOLE_ROWS = false };
 
 #if !defined(__AVX2__)
 
-static void accumulate_elements(const int16_t *restrict elements, size_t element_stride,
-                                const int16_t *cells, size_t n_cells, unsigned shift,
-                                size_t n_channels, int32_t *restrict y)
+static void accumulate_elements(const void *elements, bool is_wide, const int16_t *cells,
+                                size_t n_cells, unsigned shift, size_t n_channels,
+                                int32_t *restrict y)
 {
+    const int16_t *restrict wide = elements;
+    const int8_t *restrict narrow = elements;
     uint32_t *restrict sum = (uint32_t *)y; /* wraps */
-    for (size_t c = 0; c < n_cells; c++, elements += element_stride) {
+    for (size_t c = 0; c < n_cells; c++, wide += n_channels, narrow += n_channels) {
         const int16_t cell = cells[c];
         if (cell == 0)
             continue;
-        for (size_t ch = 0; ch < n_channels; ch++)
-            sum[ch] += (uint32_t)((int32_t)cell * elements[ch]) << shift;
+        for (size_t ch = 0; ch < n_channels && is_wide; ch++)
+            sum[ch] += (uint32_t)((int32_t)cell * wide[ch]) << shift;
+        for (size_t ch = 0; ch < n_channels && !is_wide; ch++)
+            sum[ch] += (uint32_t)((int32_t)cell * narrow[ch]) << shift;
     }
 }
 #elif defined(__AMX_INT8__)
