@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .klt import K, V, quantize, split_layers
-from .profile_file import MAX_CLASSES, N_LEVELS, Profile
+from .profile_file import N_LEVELS, Profile
 from .quality import CHUNK_TOKENS, Sizes
 from .tables import Histograms, cluster, shift_of
 
@@ -128,7 +128,7 @@ class Quantizer:
 
 @torch.no_grad()
 def make(model, fingerprint, caches, contexts, steps, group_layers, n_classes, progress):
-    """The Profile. caches.get(context): K, V; steps [3][2]; group_layers, n_classes: None for the default."""
+    """The Profile. caches.get(context): K, V; steps [3][2]; group_layers: None for the default."""
     groups = split_layers(model.n_layers, group_layers or default_group_layers(model))
     planes, statistics = Planes(model), Statistics()
     progress.start("range of anchors and differences")
@@ -163,7 +163,7 @@ def make(model, fingerprint, caches, contexts, steps, group_layers, n_classes, p
     sets = [of_anchors, *of_deltas]
     rows = np.concatenate([h.rows() for both in sets for h in both])
     shifts = np.concatenate([h.shift.cpu().numpy() for both in sets for h in both])
-    classes, of = cluster(rows, shifts, n_classes or MAX_CLASSES)
+    classes, of = cluster(rows, shifts, n_classes)
     of = of.astype(np.uint8).reshape(len(sets), 2, model.n_layers, model.channels)
     ends = np.cumsum(groups)
     class_of = [

@@ -261,14 +261,14 @@ def run(options):
     if steps is None and not held_out:
         raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
 
-    caches = Caches(model, int(options.memory_gib * 2**30), options.seed)
+    caches, n_classes = Caches(model, int(options.memory_gib * 2**30), options.seed), options.classes or N_CLASSES
     if is_paper:
         profile = paper.make(
-            model, fingerprint, caches, contexts, steps, options.group_layers, options.classes, progress
+            model, fingerprint, caches, contexts, steps, options.group_layers, n_classes, progress
         )
     else:
         profile = make_profile(
-            model, fingerprint, caches, contexts, matrices, steps, options.classes or N_CLASSES, progress, held_out,
+            model, fingerprint, caches, contexts, matrices, steps, n_classes, progress, held_out,
             options.sinks, PROFILE_SHARE[options.prefer] + JOINT_SHARE * (n_shared > 0), n_shared, options.block_steps,
         )  # fmt: skip
     coder, planes = (paper.Coder, paper.Planes) if is_paper else (quality.Coder, Planes)
