@@ -38,7 +38,7 @@ HEAD_DIM, SIZE = 8, 2  # of one head in one layer, bf16
 
 
 class Library(doubles.Library):
-    chunk_tokens, tail_tokens, block_tokens, lookup_wait_s = CHUNK, 32, BLOCK, 2e-3
+    chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
     rank = types.SimpleNamespace(n_ranks=1, index=0, stores=True, first_head=0)
     wait, close = library.Library.wait, library.Library.close
 

@@ -138,7 +138,7 @@ class HooksTest(unittest.TestCase):
 
     def test_loads_that_are_planned_reach_the_worker_whatever_else_fails(self):
         rank = types.SimpleNamespace(n_ranks=1)
-        library = types.SimpleNamespace(lookup_wait_s=0, unknown_level=0, chunk_tokens=64, save_on_use=1, rank=rank)
+        library = types.SimpleNamespace(unknown_level=0, chunk_tokens=64, save_on_use=1, rank=rank)
         scheduler, plan = Scheduler(library, Failures()), LoadPlan("r", 0, 32, [1, 2], b"")
         scheduler._planned_loads.append(plan)
         self.assertEqual(connector(scheduler=scheduler).build_connector_meta(None).loads, [plan])
@@ -723,8 +723,8 @@ class StartTest(unittest.TestCase):
 
     def test_keys_of_the_plugin_are_checked(self):
         for key, value in (
-            ("strict", "yes"), ("untested_vllm", 1), ("lookup_wait_ms", -1), ("lookup_wait_ms", float("nan")),
-            ("lookup_wait_ms", float("inf")), ("min_tokens", "many"), ("save_on_use", None),
+            ("strict", "yes"), ("untested_vllm", 1), ("min_tokens", -1), ("min_tokens", float("nan")),
+            ("min_tokens", float("inf")), ("min_tokens", "many"), ("save_on_use", None),
             ("keep_level", "L4"), ("worst_level", "L9"), ("tail_multiple", "many"), ("tail_multiple", None),
         ):  # fmt: skip
             with self.subTest(key), self.assertRaisesRegex(Unsupported, key):

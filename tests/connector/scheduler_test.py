@@ -74,7 +74,7 @@ class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
     min_tokens, save_on_use = 0, 1
     keep_level, ttft_budget_ns = 2, 10**9
-    worst_level, unknown_level, lookup_wait_s, may_load, may_save = 3, 3, 0, True, True
+    worst_level, unknown_level, may_load, may_save = 3, 3, True, True
     needs_plain_positions, image_key = False, ""
     weights = types.SimpleNamespace(doubt=None)
     rank = types.SimpleNamespace(n_ranks=1)
@@ -1130,19 +1130,22 @@ class LogTest(unittest.TestCase):
 
 
 class WaitTest(unittest.TestCase):
-    def test_all_lookups_of_a_step_share_one_wait(self):
-        made = scheduler(Store(answers=False), lookup_wait_s=0.01)
-        for n_step in range(2):
-            made.library.waited.clear()
+    def test_no_step_waits_for_its_lookups_whether_it_has_work_or_not(self):
+        made = scheduler(Store(hit=192, answers=False))
+        for last_step in (step_of(None, 0, 0), step_of("runs", 0, 200), step_of(None, 0, 0)):
             for n in range(40):
                 self.assertEqual(made.matched_tokens(request(f"r{n}"), 0), (None, False))
-            self.assertEqual(len(made.library.waited), 1, f"step {n_step}")
-            made.step(step_of(None, 0, 0))
-
-    def test_no_wait_when_there_is_an_answer(self):
-        made = scheduler(Store(hit=192), lookup_wait_s=10)
-        self.assertEqual(made.matched_tokens(request(), 0), (192, True))
+            made.step(last_step)
         self.assertEqual(made.library.waited, [])
+        self.assertEqual(made.library.cg.n_polls, 3 * 40)
+        made.library.cg.answers = True
+        self.assertEqual(made.matched_tokens(request("r0"), 0), (192, True))
+
+    def test_the_worker_may_wait_only_where_the_last_step_had_nothing_to_compute_either(self):
+        made = scheduler(Store())
+        empty, full = step_of(None, 0, 0), step_of("runs", 0, 200)
+        steps = ((full, False), (empty, False), (empty, True), (empty, True), (full, False), (empty, False))
+        self.assertEqual([made.step(output).is_idle for output, _ in steps], [is_idle for _, is_idle in steps])
 
 
 class FailureTest(unittest.TestCase):

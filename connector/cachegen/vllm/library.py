@@ -52,8 +52,7 @@ OPEN_TIMEOUT_MS = 120000  # the library's default
 NOT_QUANTIZED, FP8_PER_TENSOR = 0, 1  # vLLM's KVQuantMode
 # Of kv_connector_extra_config, and their defaults: the library knows nothing of them.
 OWN_KEYS = {
-    "library": None, "lookup_wait_ms": 2, "strict": False, "untested_vllm": False, "min_tokens": 0, "save_on_use": 1,
-    "keep_level": "L2",
+    "library": None, "strict": False, "untested_vllm": False, "min_tokens": 0, "save_on_use": 1, "keep_level": "L2",
 }  # fmt: skip
 
 
@@ -71,13 +70,12 @@ class Library:
         for key in ("strict", "untested_vllm"):
             if not isinstance(own[key], bool):
                 raise Unsupported(f'"{key}" is {own[key]!r}: true or false')
-        for key in ("lookup_wait_ms", "min_tokens", "save_on_use"):
+        for key in ("min_tokens", "save_on_use"):
             is_number = isinstance(own[key], (int, float)) and not isinstance(own[key], bool)
             if not is_number or not 0 <= own[key] < math.inf:  # JSON as Python reads it has NaN, too
                 raise Unsupported(f'"{key}" is {own[key]!r}: a number that is not negative')
         if (reason := refusal()) and not own["untested_vllm"]:
             raise Unsupported(reason)
-        self.lookup_wait_s = own["lookup_wait_ms"] / 1e3
         self.min_tokens, self.save_on_use = own["min_tokens"], own["save_on_use"]
         self.worst_level = _level("worst_level", extra.get("worst_level", "L3"))
         self.keep_level = _level("keep_level", own["keep_level"])

@@ -1,7 +1,7 @@
 """The scheduler's side: looks requests up, and plans what each step loads and saves. No KV passes here.
 
-Runs on the thread of the engine's scheduler, between steps: what waits here, waits for every request. The worker's side
-does what is planned, and its report comes back with the step's output.
+Runs on the thread of the engine's scheduler, between steps: what waits here would hold up every request, so nothing
+does. The worker's side does what is planned, and its report comes back with the step's output.
 
 Surprises:
  1. A request whose load fails is never looked up again: when the first block of a load is bad, vLLM frees all and asks
@@ -71,7 +71,7 @@ class Scheduler:
         self._root = b""  # begins every salt since the last reset
         self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
-        self._wait_left_s = library.lookup_wait_s  # of this step
+        self._had_nothing = False  # the last step: to compute
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
         self._n_shared = 0  # requests that waited for the load of another one
@@ -216,8 +216,8 @@ class Scheduler:
         return self._refuse(request, state)
 
     def _looked_up(self, state):
-        """Whether the look-up has answered; starts it. All look-ups of a step together wait a little: a further step
-        costs the engine more, and a wait for each would hold up the requests that run."""
+        """Whether the look-up has answered; starts it. Nobody waits for it: requests that run, or whose loads have ended,
+        may be scheduled in this step. Where there are none, vLLM asks again within milliseconds."""
         if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
             return True
         cg = self.library.cg
@@ -232,12 +232,9 @@ class Scheduler:
             state.spent_ns = int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
             ahead_ns = min(self._after_load_ns, self._budget_ns(state) // 4)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
-        while (hit := cg.lookup_poll(state.lookup)) is None:
-            if self._wait_left_s <= 0:
-                return False
-            started = time.monotonic()
-            self.library.wait(self._wait_left_s)
-            self._wait_left_s -= time.monotonic() - started
+        hit = cg.lookup_poll(state.lookup)
+        if hit is None:
+            return False
         state.hit_tokens = hit.hit_tokens
         state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
         cg.lookup_free(state.lookup)
@@ -390,7 +387,6 @@ class Scheduler:
 
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
-        self._wait_left_s = self.library.lookup_wait_s
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
@@ -407,7 +403,8 @@ class Scheduler:
     def _plan_saves(self, scheduler_output, metadata):
         n_prefill = n_pairs = 0
         n_total = scheduler_output.total_num_scheduled_tokens
-        metadata.is_idle = n_total == 0
+        # vLLM may give out the last step's tokens only after this step, so that a wait in it would hold them up.
+        metadata.is_idle, self._had_nothing = self._had_nothing and n_total == 0, n_total == 0
         cached = scheduler_output.scheduled_cached_reqs
         new = ((r.req_id, r.num_computed_tokens, None) for r in scheduler_output.scheduled_new_reqs)
         old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids)

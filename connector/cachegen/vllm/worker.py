@@ -260,7 +260,7 @@ class Worker:
 
     def finished_loads(self, finished_req_ids, is_idle):
         """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle:
-        the step computes nothing."""
+        the step computes nothing, and may wait."""
         finished = set()
         self._saving -= finished_req_ids
         self._unsaved -= finished_req_ids
