@@ -4,12 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of an 8B model: at about this position attention costs a token as much as all else does. */
-static const double ATTENTION_TOKENS = 32768;
+/* At this position a chunk counts twice. Of an 8B model attention costs a token as much as all else
+ * at half of it; but the tail of a prompt is used again less often than its head. */
+static const double ATTENTION_TOKENS = 65536;
 
 /* How likely something is to be used again falls as the time since its last use grows: half as
  * likely after twice the time, for minutes as for weeks. Below this age all is equally young. */
 static const double YOUNG_S = 60;
+
+/* What was used after it was written is likelier to be used again than what was only written: of
+ * the blocks of two traces of requests 0.48 and 0.32 were, not 0.27 and 0.29, and more after each
+ * further use. */
+static const double USED_BEFORE = 2;
+/* A file is read when it is closed, to check it; that is no use. */
+enum { CHECK_SECONDS = 10 };
 
 /* What the finest level that is left of a chunk is worth; the last is for none. The steps follow
  * the KL divergence of the levels: from L3 to L2 it falls five times as far as from L2 to L1. Even
@@ -37,6 +45,7 @@ typedef struct chunk {
     uint32_t parent;         /* NO_CHUNK: none */
     uint32_t n_children;
     int64_t used_at_s; /* or a chunk that goes on from it */
+    bool was_used;     /* after it was written; the same of one that goes on from it */
 } chunk;
 
 typedef struct entry {
@@ -120,6 +129,7 @@ static void group_files(chooser *c)
         last->n_files++;
         const int64_t used_at_s = used_at(file, c->policy->now_s);
         last->used_at_s = used_at_s > last->used_at_s ? used_at_s : last->used_at_s;
+        last->was_used |= used_at_s - file->modified_ns / 1000000000 >= CHECK_SECONDS;
         c->left[c->by_key[i]] = (remains){file->used_bytes, c->n_chunks - 1, file->finest};
     }
 }
@@ -151,6 +161,7 @@ static void find_parents(chooser *c, uint32_t *order)
         parent->n_children++;
         if (parent->used_at_s < child->used_at_s)
             parent->used_at_s = child->used_at_s;
+        parent->was_used |= child->was_used;
     }
 }
 
@@ -202,7 +213,7 @@ static double step_cost(const chooser *c, uint32_t file)
     if ((after == NONE && of->n_children > 0) || bytes_after >= left->bytes)
         return -1;
     const double age_s = (double)(c->policy->now_s - of->used_at_s);
-    const double heat = 1 / (YOUNG_S + (age_s > 0 ? age_s : 0));
+    const double heat = (of->was_used ? USED_BEFORE : 1) / (YOUNG_S + (age_s > 0 ? age_s : 0));
     const double recompute = f->n_tokens * (1 + f->first_position / ATTENTION_TOKENS);
     return heat * recompute * (QUALITY[before] - QUALITY[after]) /
            (double)(left->bytes - bytes_after);

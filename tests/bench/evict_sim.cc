@@ -36,7 +36,7 @@ constexpr uint64_t level_bytes(unsigned level)
     return static_cast<uint64_t>(ELEMENTS * BITS[level] / 8);
 }
 constexpr double PREFILL_TOKENS_PER_S = 10000, LINK_BYTES_PER_S = 1.25e9;
-constexpr double ATTENTION_TOKENS = 32768; // as fusefs/evict.c
+constexpr double ATTENTION_TOKENS = 32768; // here attention costs a token as much as all else
 
 struct Request {
     int64_t ms;
@@ -133,6 +133,7 @@ class Ours : public Store
             at->second.used_at_s = file.used_at_s;
             return;
         }
+        file.modified_ns = file.used_at_s * 1'000'000'000;
         memcpy(file.key.bytes, &block, sizeof block);
         memcpy(file.parent.bytes, &before, sizeof before);
         file.first_position = index * BLOCK_TOKENS;

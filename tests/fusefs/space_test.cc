@@ -135,6 +135,20 @@ TEST(EvictTest, WhatLeadsToAUsedChunkIsUsed)
     EXPECT_EQ(store.choose(1)[0].file, other);
 }
 
+TEST(EvictTest, WhatWasUsedSinceItWasWrittenIsTwiceAsHot)
+{
+    Store store;
+    const size_t head = store.add(1, 0, 0, 15), tail = store.add(2, 1, 256, 15),
+                 other = store.add(3, 0, 0, 10);
+    for (cg_object_file &file : store.files) // read when they were closed, to check them
+        file.modified_ns = (file.used_at_s - 5) * 1'000'000'000;
+    EXPECT_EQ(store.choose(1)[0].file, head) << "all were only written";
+    store.files[tail].modified_ns -= 60'000'000'000; // the head was used, too: it leads here
+    EXPECT_EQ(store.choose(1)[0].file, other);
+    store.files[head].used_at_s = store.files[tail].used_at_s = NOW_S - 25 * DAY_S;
+    EXPECT_EQ(store.choose(1)[0].file, head) << "twice, not for ever";
+}
+
 TEST(EvictTest, AUseThatIsToComeIsNone)
 {
     Store store;
