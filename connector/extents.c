@@ -1,8 +1,25 @@
 #include "connector/extents.h"
 
+#include <math.h>
 #include <stdlib.h>
 
-static const double ROUNDING = 1e-9; /* of sums in another order */
+enum { MOST_REFINEMENTS = 2 }; /* of a chunk in its file: L3 to L2 to L1 */
+_Static_assert(MOST_REFINEMENTS *CG_EXTENTS_MOST_REFINED < UINT16_MAX, "cg_extents_step.before");
+
+/* How many leaves a tree of rows has: for chunks of their own, for the rest, for refinements. */
+static size_t n_leaves_of(size_t n_own)
+{
+    const size_t n = n_own + 1 + MOST_REFINEMENTS * n_own;
+    size_t n_leaves = 1;
+    while (n_leaves < n)
+        n_leaves *= 2;
+    return n_leaves;
+}
+
+static size_t most_own(size_t n_chunks)
+{
+    return n_chunks < CG_EXTENTS_MOST_REFINED ? n_chunks : CG_EXTENTS_MOST_REFINED;
+}
 
 bool cg_extents_plan_reserve(cg_extents_plan *plan, size_t n_chunks)
 {
@@ -10,16 +27,19 @@ bool cg_extents_plan_reserve(cg_extents_plan *plan, size_t n_chunks)
         return true;
     if (n_chunks > SIZE_MAX / 2 / (CG_N_LEVELS * sizeof *plan->steps))
         return false;
+    const size_t n_rows = 2 * n_leaves_of(most_own(n_chunks));
     cg_extents_plan larger = {
         .levels = malloc(n_chunks),
         .extents = malloc(n_chunks * CG_N_LEVELS * sizeof *larger.extents),
         .steps = malloc(n_chunks * CG_N_LEVELS * sizeof *larger.steps),
         .last = malloc(n_chunks * sizeof *larger.last),
         .late = malloc(n_chunks * sizeof *larger.late),
+        .rows = {malloc(n_rows * sizeof *larger.rows[0]), malloc(n_rows * sizeof *larger.rows[0])},
         .capacity = n_chunks,
     };
     const bool has_all = larger.levels != NULL && larger.extents != NULL && larger.steps != NULL &&
-                         larger.last != NULL && larger.late != NULL;
+                         larger.last != NULL && larger.late != NULL && larger.rows[0] != NULL &&
+                         larger.rows[1] != NULL;
     cg_extents_plan_destroy(has_all ? plan : &larger);
     if (has_all)
         *plan = larger;
@@ -33,6 +53,8 @@ void cg_extents_plan_destroy(cg_extents_plan *plan)
     free(plan->steps);
     free(plan->last);
     free(plan->late);
+    free(plan->rows[0]);
+    free(plan->rows[1]);
     *plan = (cg_extents_plan){0};
 }
 
@@ -77,7 +99,7 @@ static size_t add_steps(const cg_extents_input *in, uint32_t index, cg_extents_s
                 continue;
             const double rate = (chunk->kl[level] - chunk->kl[to]) / step_ns(in, chunk, level, to);
             if (rate > best.rate)
-                best = (cg_extents_step){rate, index, level, to};
+                best = (cg_extents_step){.rate = rate, .chunk = index, .from = level, .to = to};
         }
         if (!(best.rate > 0))
             break;
@@ -138,36 +160,147 @@ static bool find_late(const cg_extents_input *in, cg_extents_plan *plan)
     return p.in_time;
 }
 
-/* Whether all that is not late in any case ends in time: the floors and whole files first, then the
- * refinements in the order of extents[]. plan->last[i]: 1 + the index of the chunk's last
- * refinement, or 0. */
-static bool ends_in_time(const cg_extents_input *in, const cg_extents_plan *plan, double bps)
+/* ---- whether a plan ends in time ---- */
+
+/* Nothing to read, nothing to decode. */
+static const cg_extents_row NOTHING = {0, 0, -INFINITY, INFINITY, INFINITY};
+
+static double smaller(double a, double b)
 {
-    const double ns_per_byte = 8e9 / bps;
-    pipeline p = {in->queued_bytes * ns_per_byte, in->decoding_ns, true};
-    double floors_ns = p.read_ns;
-    for (size_t i = 0; i < in->n_chunks; i++) {
-        const cg_extents_chunk *chunk = &in->chunks[i];
-        const bool whole = is_whole(chunk, plan, i);
-        floors_ns += bytes_to(chunk, whole ? plan->levels[i] : start_level(chunk)) * ns_per_byte;
-        if (!whole)
-            continue;
-        p.read_ns = floors_ns;
-        p.in_time = (decode(&p, chunk, plan->levels[i]) || plan->late[i]) && p.in_time;
+    return a < b ? a : b;
+}
+
+/* b is read and decoded behind a. */
+static cg_extents_row join(const cg_extents_row *a, const cg_extents_row *b)
+{
+    const double behind_a = a->behind_ns + b->decode_ns, behind_b = a->read_ns + b->behind_ns;
+    return (cg_extents_row){
+        .read_ns = a->read_ns + b->read_ns,
+        .decode_ns = a->decode_ns + b->decode_ns,
+        .behind_ns = behind_a > behind_b ? behind_a : behind_b,
+        .read_by_ns = smaller(a->read_by_ns,
+                              smaller(b->read_by_ns - a->read_ns, b->decoded_by_ns - a->behind_ns)),
+        .decoded_by_ns = smaller(a->decoded_by_ns, b->decoded_by_ns - a->decode_ns),
+    };
+}
+
+static inline cg_extents_row row_of(double read_ns, double decode_ns, double left_ns)
+{
+    return (cg_extents_row){read_ns, decode_ns, read_ns + decode_ns, left_ns - decode_ns - read_ns,
+                            left_ns - decode_ns};
+}
+
+static inline cg_extents_row row_of_reading(double read_ns)
+{
+    cg_extents_row row = NOTHING;
+    row.read_ns = read_ns;
+    return row;
+}
+
+/* What is read of a chunk in its place among those that must arrive. */
+static inline cg_extents_row row_of_chunk(const cg_extents_input *in, const cg_extents_plan *plan,
+                                          size_t i, double ns_per_byte)
+{
+    const cg_extents_chunk *chunk = &in->chunks[i];
+    const uint8_t level = plan->levels[i];
+    if (!is_whole(chunk, plan, i))
+        return row_of_reading(bytes_to(chunk, start_level(chunk)) * ns_per_byte);
+    return row_of(bytes_to(chunk, level) * ns_per_byte, chunk->decode_ns[level],
+                  plan->late[i] ? INFINITY : chunk->left_ns);
+}
+
+/* A refinement. The chunk is decoded behind its last one. */
+static inline cg_extents_row row_of_refinement(const cg_extents_input *in,
+                                               const cg_extents_plan *plan, size_t i,
+                                               double ns_per_byte)
+{
+    const cg_extents_step *step = &plan->steps[i];
+    const cg_extents_chunk *chunk = &in->chunks[step->chunk];
+    const double bytes = bytes_to(chunk, step->to) - bytes_to(chunk, step->from);
+    if (is_whole(chunk, plan, step->chunk))
+        return NOTHING; /* another file was chosen since */
+    if (plan->last[step->chunk] != i + 1)
+        return row_of_reading(bytes * ns_per_byte);
+    return row_of(bytes * ns_per_byte, chunk->decode_ns[step->to], chunk->left_ns);
+}
+
+static double ns_per_byte_of(const cg_extents_input *in, int tree)
+{
+    return 8e9 / (tree == 0 ? in->link_bps : in->low_bps);
+}
+
+static void set_leaf(cg_extents_plan *plan, int tree, size_t leaf, cg_extents_row row)
+{
+    cg_extents_row *rows = plan->rows[tree];
+    size_t i = plan->n_leaves + leaf;
+    rows[i] = row;
+    for (i /= 2; i > 0; i /= 2, plan->n_joins++)
+        rows[i] = join(&rows[2 * i], &rows[2 * i + 1]);
+}
+
+/* Where the trees say what is read of a chunk, they say now what the plan says. */
+static void update(const cg_extents_input *in, cg_extents_plan *plan, uint32_t chunk)
+{
+    for (int tree = 0; tree < plan->n_trees; tree++) {
+        const double ns_per_byte = ns_per_byte_of(in, tree);
+        set_leaf(plan, tree, chunk, row_of_chunk(in, plan, chunk, ns_per_byte));
+        for (uint32_t i = plan->last[chunk]; i > 0; i = plan->steps[i - 1].before)
+            set_leaf(plan, tree, plan->n_own + i, row_of_refinement(in, plan, i - 1, ns_per_byte));
     }
-    p.read_ns = floors_ns;
-    for (size_t i = 0; i < plan->n_extents; i++) {
-        const cg_extent *extent = &plan->extents[i];
-        const cg_extents_chunk *chunk = &in->chunks[extent->chunk];
-        const uint8_t from = plan->steps[i].from;
-        if (is_whole(chunk, plan, extent->chunk))
-            continue; /* another file was chosen since */
-        p.read_ns += (bytes_to(chunk, extent->level) - bytes_to(chunk, from)) * ns_per_byte;
-        if (plan->last[extent->chunk] == i + 1)
-            p.in_time = decode(&p, chunk, extent->level) && p.in_time; /* none that is late */
+}
+
+/* The trees of what the plan says. What comes behind all that can be refined stays as it is: one
+ * leaf, which is made once. */
+static void make_trees(const cg_extents_input *in, cg_extents_plan *plan)
+{
+    for (int tree = 0; tree < plan->n_trees; tree++) {
+        const double ns_per_byte = ns_per_byte_of(in, tree);
+        cg_extents_row *rows = plan->rows[tree], *leaves = rows + plan->n_leaves;
+        for (size_t i = 0; i < plan->n_own; i++)
+            leaves[i] = row_of_chunk(in, plan, i, ns_per_byte);
+        leaves[plan->n_own] = plan->rest[tree];
+        for (size_t i = plan->n_own + 1; i < plan->n_leaves; i++)
+            leaves[i] = NOTHING;
+        for (size_t i = 0; i < plan->n_extents; i++)
+            leaves[plan->n_own + 1 + i] = row_of_refinement(in, plan, i, ns_per_byte);
+        for (size_t i = plan->n_leaves - 1; i > 0; i--, plan->n_joins++)
+            rows[i] = join(&rows[2 * i], &rows[2 * i + 1]);
     }
+}
+
+static cg_extents_row rest_of(const cg_extents_input *in, const cg_extents_plan *plan, int tree)
+{
+    cg_extents_row rest = NOTHING;
+    for (size_t i = plan->n_own; i < in->n_chunks; i++) {
+        const cg_extents_row row = row_of_chunk(in, plan, i, ns_per_byte_of(in, tree));
+        rest = join(&rest, &row);
+    }
+    return rest;
+}
+
+static pipeline pipeline_of(const cg_extents_input *in, int tree)
+{
+    return (pipeline){in->queued_bytes * ns_per_byte_of(in, tree), in->decoding_ns, true};
+}
+
+static void pass(pipeline *p, const cg_extents_row *row)
+{
+    const double decoded_ns = p->decoded_ns + row->decode_ns,
+                 behind_ns = p->read_ns + row->behind_ns;
+    p->in_time = p->in_time && p->read_ns <= row->read_by_ns && p->decoded_ns <= row->decoded_by_ns;
+    p->decoded_ns = decoded_ns > behind_ns ? decoded_ns : behind_ns;
+    p->read_ns += row->read_ns;
+}
+
+/* Whether all that is not late in any case ends in time. */
+static bool ends_in_time(const cg_extents_input *in, const cg_extents_plan *plan, int tree)
+{
+    pipeline p = pipeline_of(in, tree);
+    pass(&p, &plan->rows[tree][1]);
     return p.in_time;
 }
+
+/* ---- which steps are taken ---- */
 
 /* Takes a step into the plan; steps[0, n_extents) are the refinements that were taken. */
 static void take(const cg_extents_input *in, cg_extents_plan *plan, cg_extents_step step)
@@ -175,11 +308,13 @@ static void take(const cg_extents_input *in, cg_extents_plan *plan, cg_extents_s
     plan->levels[step.chunk] = step.to;
     if (!refines(&in->chunks[step.chunk], step.to))
         return; /* it is read instead; its refinements are not */
-    plan->steps[plan->n_extents] = step;
-    plan->extents[plan->n_extents++] = (cg_extent){step.chunk, step.to};
+    step.before = (uint16_t)plan->last[step.chunk];
+    plan->steps[plan->n_extents++] = step;
     plan->last[step.chunk] = (uint32_t)plan->n_extents;
 }
 
+/* Takes a step if all still ends in time: a file of its own, which cannot be cut short, over a slow
+ * link, too. */
 static bool try_step(const cg_extents_input *in, cg_extents_plan *plan, cg_extents_step step)
 {
     const bool refining = refines(&in->chunks[step.chunk], step.to);
@@ -189,12 +324,16 @@ static bool try_step(const cg_extents_input *in, cg_extents_plan *plan, cg_exten
     if (plan->levels[step.chunk] != step.from)
         return false; /* the step before it was not taken */
     take(in, plan, step);
-    if (ends_in_time(in, plan, refining ? in->link_bps : in->low_bps))
+    update(in, plan, step.chunk);
+    if (ends_in_time(in, plan, refining ? 0 : 1))
         return true;
     plan->levels[step.chunk] = step.from;
     plan->last[step.chunk] = last;
     plan->n_extents = n_extents;
     plan->steps[n_extents] = overwritten;
+    for (int tree = 0; refining && tree < plan->n_trees; tree++)
+        set_leaf(plan, tree, plan->n_own + 1 + n_extents, NOTHING);
+    update(in, plan, step.chunk);
     return false;
 }
 
@@ -202,13 +341,24 @@ static bool try_step(const cg_extents_input *in, cg_extents_plan *plan, cg_exten
 static bool take_first(const cg_extents_input *in, cg_extents_plan *plan, size_t n)
 {
     plan->n_extents = 0;
-    for (size_t i = 0; i < in->n_chunks; i++) {
+    for (size_t i = 0; i < plan->n_own; i++) {
         plan->levels[i] = start_level(&in->chunks[i]);
         plan->last[i] = 0;
     }
     for (size_t i = 0; i < n; i++)
         take(in, plan, plan->steps[i]);
-    return ends_in_time(in, plan, in->link_bps);
+    const double ns_per_byte = ns_per_byte_of(in, 0);
+    pipeline p = pipeline_of(in, 0);
+    for (size_t i = 0; i < plan->n_own && p.in_time; i++) {
+        const cg_extents_row row = row_of_chunk(in, plan, i, ns_per_byte);
+        pass(&p, &row);
+    }
+    pass(&p, &plan->rest[0]);
+    for (size_t i = 0; i < plan->n_extents && p.in_time; i++) {
+        const cg_extents_row row = row_of_refinement(in, plan, i, ns_per_byte);
+        pass(&p, &row);
+    }
+    return p.in_time;
 }
 
 /* As many of the first n steps as end in time. */
@@ -226,50 +376,29 @@ static size_t take_most(const cg_extents_input *in, cg_extents_plan *plan, size_
     return good;
 }
 
-/* What is read and decoded at least, whichever order that has. */
-typedef struct load_sum {
-    double read_ns, decode_ns, most_left_ns;
-} load_sum;
-
-static load_sum sum_up(const cg_extents_input *in, const cg_extents_plan *plan)
-{
-    load_sum sum = {in->queued_bytes * 8e9 / in->link_bps, in->decoding_ns, -1e300};
-    for (size_t i = 0; i < in->n_chunks; i++) {
-        const cg_extents_chunk *chunk = &in->chunks[i];
-        sum.read_ns += bytes_to(chunk, plan->levels[i]) * 8e9 / in->link_bps;
-        sum.decode_ns += chunk->decode_ns[plan->levels[i]];
-        if (!plan->late[i] && chunk->left_ns > sum.most_left_ns)
-            sum.most_left_ns = chunk->left_ns;
-    }
-    return sum;
-}
-
-/* Whether a step is late for sure: a refinement is read last, and only then decoded. */
-static bool is_late(const cg_extents_input *in, const load_sum *sum, const cg_extents_step *step)
-{
-    const cg_extents_chunk *chunk = &in->chunks[step->chunk];
-    const double bytes = bytes_to(chunk, step->to) - bytes_to(chunk, step->from);
-    const double read_ns = sum->read_ns + bytes * 8e9 / in->link_bps;
-    const double more_ns = chunk->decode_ns[step->to] - chunk->decode_ns[step->from];
-    return (1 - ROUNDING) * (read_ns + chunk->decode_ns[step->to]) > chunk->left_ns ||
-           (1 - ROUNDING) * (sum->decode_ns + more_ns) > sum->most_left_ns;
-}
-
 /* steps[0, n) sorted. What was taken moves to the front, so a step is read before its place can be
  * taken. */
 static void take_steps(const cg_extents_input *in, cg_extents_plan *plan, size_t n)
 {
-    size_t i = 0;
-    while (i < n && refines(&in->chunks[plan->steps[i].chunk], plan->steps[i].to))
-        i++;
-    const bool all_refine = i == n;
-    i = all_refine ? take_most(in, plan, n) : 0;
+    plan->n_own = 0;
+    plan->n_trees = 1;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t chunk = plan->steps[i].chunk;
+        if (chunk >= plan->n_own)
+            plan->n_own = chunk + 1;
+        if (!refines(&in->chunks[chunk], plan->steps[i].to))
+            plan->n_trees = 2;
+    }
+    plan->n_leaves = n_leaves_of(plan->n_own);
+    for (int tree = 0; tree < plan->n_trees; tree++)
+        plan->rest[tree] = rest_of(in, plan, tree);
+    const bool all_refine = plan->n_trees == 1;
+    size_t i = all_refine ? take_most(in, plan, n) : 0;
+    make_trees(in, plan);
     while (!all_refine && i < n && try_step(in, plan, plan->steps[i]))
         i++;
-    const load_sum sum = sum_up(in, plan);
     for (i++; i < n; i++)
-        if (!(all_refine && is_late(in, &sum, &plan->steps[i])) &&
-            try_step(in, plan, plan->steps[i]))
+        if (try_step(in, plan, plan->steps[i]))
             return;
 }
 
@@ -308,14 +437,15 @@ static void list_extents(const cg_extents_input *in, cg_extents_plan *plan, bool
 
 void cg_extents_plan_make(cg_extents_plan *plan, const cg_extents_input *in)
 {
+    const size_t n_open = most_own(in->n_chunks);
     size_t n_steps = 0;
-    plan->n_extents = 0;
+    plan->n_extents = plan->n_joins = 0;
     for (size_t i = 0; i < in->n_chunks; i++) {
         plan->levels[i] = start_level(&in->chunks[i]);
         plan->last[i] = 0;
     }
     plan->in_time = find_late(in, plan);
-    for (size_t i = 0; i < in->n_chunks; i++)
+    for (size_t i = 0; i < n_open; i++)
         if (!plan->late[i])
             n_steps += add_steps(in, (uint32_t)i, plan->steps + n_steps);
     if (n_steps > 0) { /* else there may be no memory at all */

@@ -34,6 +34,11 @@
 extern "C" {
 #endif
 
+/* Of more chunks than that only the first are refined, and the others in later plans, when those
+ * are decoded. With it a plan takes a few passes over all chunks, and for each step of these first
+ * ones work that grows with the logarithm of their number. Others wait while a plan is made. */
+enum { CG_EXTENTS_MOST_REFINED = 2048 };
+
 typedef struct cg_extents_chunk {
     uint64_t bytes[CG_N_LEVELS];   /* 0: not to be had. Nested levels: from the start of the file */
     double kl[CG_N_LEVELS];        /* what the chunk costs at the level */
@@ -64,8 +69,16 @@ typedef struct cg_extent {
 typedef struct cg_extents_step {
     double rate; /* KL per ns */
     uint32_t chunk;
+    uint16_t before; /* 1 + the index of the chunk's refinement before it, or 0 */
     uint8_t from, to;
 } cg_extents_step;
+
+/* What is read and decoded in a row, by a decoder that works behind the reader. If the reader is
+ * free at x and the decoder at y, it is read at x + read_ns and decoded at the later one of
+ * y + decode_ns and x + behind_ns. It is in time if x <= read_by_ns and y <= decoded_by_ns. */
+typedef struct cg_extents_row {
+    double read_ns, decode_ns, behind_ns, read_by_ns, decoded_by_ns;
+} cg_extents_row;
 
 typedef struct cg_extents_plan {
     uint8_t *levels;    /* [n_chunks]: that each chunk will have */
@@ -76,9 +89,16 @@ typedef struct cg_extents_plan {
     double kl;      /* of all chunks at these levels */
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */
-    uint32_t *last;         /* [n_chunks] */
+    uint32_t *last;         /* [n_chunks]: 1 + the index of the last refinement, or 0 */
     bool *late;             /* [n_chunks]: of a load whose floors cannot be in time */
-    size_t capacity;        /* n_chunks that there is room for */
+    /* Binary trees, the root at 1, over the link as estimated and over a slow one: the leaves are
+     * in the order of reading, and what is above two of them is both. */
+    cg_extents_row *rows[2]; /* [2 * n_leaves] */
+    cg_extents_row rest[2];  /* the leaf behind theirs: of all other chunks */
+    int n_trees;             /* 1: nothing is looked at over a slow link */
+    size_t n_own, n_leaves;  /* n_own: chunks with leaves of their own */
+    size_t n_joins;          /* of rows, for steps: what this plan took */
+    size_t capacity;         /* n_chunks that there is room for */
 } cg_extents_plan;
 
 /* Room for plans of n_chunks; plan is zeros, or had room before. False: no memory, and plan is as

@@ -21,7 +21,7 @@ enum {
     FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
     MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
     STANDS_MS = 5,
-    MOST_ITEMS = 2048,  /* with more it stands longer: planning takes tens of ms */
+    MOST_ITEMS = 2048,  /* with more it stands longer */
     STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
     SILENT_MS = 500, /* a load that is late may wait so long for the next bytes */
@@ -363,7 +363,7 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
 }
 
 /* Loads wait for each other's planning, and so do steps of the engine, which take the lock that it
- * is done under. */
+ * is done under. How long one plan takes is bounded by CG_EXTENTS_MOST_REFINED. */
 static uint64_t stands_ns(const cg_stream_plan *plan)
 {
     const size_t n_more = plan->n_items > MOST_ITEMS ? plan->n_items - MOST_ITEMS : 0;

@@ -141,6 +141,40 @@ TEST_F(ExtentsTest, NothingIsReadTwiceAndWhatIsClosedIsNotRefined)
     EXPECT_DOUBLE_EQ(seconds_of_plan(), 0.6 + 0.4 + 0.5);
 }
 
+TEST_F(ExtentsTest, OfVeryManyChunksTheFirstAreRefinedAndWhatMustArriveOfTheOthersCounts)
+{
+    set_chunks(3 * CG_EXTENTS_MOST_REFINED);
+    const auto n_refined = [&] {
+        make();
+        for (size_t i = CG_EXTENTS_MOST_REFINED; i < chunks.size(); i++)
+            EXPECT_EQ(plan.levels[i], CG_L3) << i;
+        return std::count_if(plan.levels, plan.levels + chunks.size(),
+                             [](uint8_t level) { return level < CG_L3; });
+    };
+    set_left(1e6);
+    EXPECT_EQ(n_refined(), CG_EXTENTS_MOST_REFINED);
+    const double floors_s = 0.1 * static_cast<double>(chunks.size());
+    set_left(floors_s + 10 * 0.15 + 0.01); // and ten times from L3 to L2
+    EXPECT_EQ(n_refined(), 10);
+}
+
+// A chunk's nested file, and L0 beside it: no step is known to be in time without looking at all.
+TEST_F(ExtentsTest, LookingAtAStepTakesFewJoinsHoweverManyChunksThereAre)
+{
+    for (const size_t n : {10, 500, 2048, 20000}) {
+        SCOPED_TRACE(n);
+        set_chunks(n);
+        for (cg_extents_chunk &chunk : chunks)
+            chunk.bytes[CG_L0] = 2000000;
+        const size_t n_steps = 3 * std::min<size_t>(n, CG_EXTENTS_MOST_REFINED);
+        for (const double part : {0.2, 0.5, 0.9}) { // of what L0 of all takes
+            set_left(part * 2 * static_cast<double>(n));
+            make();
+            EXPECT_LT(plan.n_joins, n_steps * 200);
+        }
+    }
+}
+
 TEST_F(ExtentsTest, LevelsInFilesOfTheirOwnAreChosenBeforeTheyAreBegunByWhatASlowLinkCanDo)
 {
     set_chunks(2);
@@ -217,7 +251,7 @@ TEST_F(ExtentsTest, ALoadThatIsLateInAnyCaseKeepsNoOtherFromBeingRefined)
 class RandomExtentsTest : public ExtentsTest
 {
   protected:
-    void draw(uint32_t seed, bool decodes)
+    void draw(uint32_t seed, bool decodes, bool has_l0 = false)
     {
         std::mt19937 random(seed);
         const auto between = [&](double low, double high) {
@@ -231,6 +265,8 @@ class RandomExtentsTest : public ExtentsTest
             chunk.bytes[CG_L1] = chunk.bytes[CG_L2] + static_cast<uint64_t>(between(5e4, 8e5));
             if (random() % 4 == 0)
                 chunk.bytes[CG_L2] = 0;
+            if (has_l0)
+                chunk.bytes[CG_L0] = static_cast<uint64_t>(between(3e5, 3e6));
             for (unsigned level = 0; level < CG_N_LEVELS; level++) {
                 chunk.kl[level] = sensitivity * std::vector<double>{0, 3, 10, 57}[level];
                 chunk.decode_ns[level] = decodes ? between(0.01, 0.1) * S : 0;
@@ -272,7 +308,7 @@ TEST_F(RandomExtentsTest, NeverOverBudgetWhenTheCoarsestFits)
 {
     for (uint32_t seed = 0; seed < 2000; seed++) {
         SCOPED_TRACE(seed);
-        draw(seed, seed % 2 == 0);
+        draw(seed, seed % 2 == 0, seed % 3 == 0);
         make();
         if (plan.in_time)
             EXPECT_LE(seconds_of_plan(), left_s * (1 + 1e-9));
