@@ -2,6 +2,7 @@
 
 #include "connector/clock.h"
 #include "connector/prefix.h"
+#include "iouring/store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -258,7 +259,7 @@ static bool take_sizes(cg_load_chunk *chunk, const cg_stream_read *read,
     cachegen_load *load = chunk->load;
     const uint8_t levels = levels_of_file(chunk, read->file_level);
     /* A look-up's plan has no larger sizes either. */
-    const bool is_chunk = header != NULL && header->file_bytes <= CG_PLAN_MOST_LEVEL_BYTES;
+    const bool is_chunk = header != NULL && header->file_bytes <= CG_STORE_MOST_CHUNK_BYTES;
     if (is_chunk && cg_stream_sized(&load->op.runtime->stream_plan, &load->stream, chunk->index,
                                     header->level_bytes))
         return true;

@@ -1,6 +1,7 @@
 #include "connector/plan.h"
 
 #include "codec/cursor.h"
+#include "iouring/store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +118,7 @@ static cg_status read_chunks(cg_cursor *in, cg_plan *plan)
         for (int l = 0; l < CG_N_LEVELS; l++) {
             if (!cg_cursor_u64(in, &chunk->sizes.bytes[l]))
                 return CG_ERR_TRUNCATED;
-            if (chunk->sizes.bytes[l] > CG_PLAN_MOST_LEVEL_BYTES)
+            if (chunk->sizes.bytes[l] > CG_STORE_MOST_CHUNK_BYTES)
                 return CG_ERR_CORRUPT;
         }
         /* Only the last chunk may be a tail. */

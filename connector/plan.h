@@ -26,9 +26,6 @@
 extern "C" {
 #endif
 
-/* Most bytes of a chunk at a level: keeps the controller's sums finite, and those of ranges. */
-#define CG_PLAN_MOST_LEVEL_BYTES (UINT64_C(1) << 40)
-
 typedef struct cg_plan_chunk {
     uint32_t first_token; /* of the prompt */
     uint8_t level;        /* as the controller chose */

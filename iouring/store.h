@@ -31,6 +31,9 @@ typedef struct cg_store cg_store;
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store); /* NULL is fine */
 
+/* Most bytes of a chunk's file: a header that says more is damaged. Keeps sums of sizes finite. */
+#define CG_STORE_MOST_CHUNK_BYTES (UINT64_C(1) << 40)
+
 /* What the store has of one chunk. */
 typedef struct cg_store_entry {
     uint8_t levels;                    /* bit n: level n is there */

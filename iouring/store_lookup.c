@@ -148,7 +148,7 @@ static void take_header(lookup *l, size_t index, unsigned level, const cg_io_com
         return;
     if (c->status != CG_OK ||
         cg_chunk_header_parse(c->buffer->data, c->buffer->n_bytes, &h) != CG_OK ||
-        !cg_chunk_holds(&h, level)) {
+        h.file_bytes > CG_STORE_MOST_CHUNK_BYTES || !cg_chunk_holds(&h, level)) {
         entry->damaged |= (uint8_t)(1u << level);
         end_file(l, index, level, c->file, false);
         return;

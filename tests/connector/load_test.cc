@@ -1252,13 +1252,23 @@ TEST_P(LoadTest, AFileThatALookUpFindsToBeNoChunkIsReplaced)
     const Tokens tokens = prompt(32);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
     const std::string path = store.chunks("L1")[0];
-    const int fd = openat(store.dir.fd, path.c_str(), O_WRONLY); // the links stay
-    ASSERT_EQ(pwrite(fd, "no magic", 8, 0), 8);
-    close(fd);
-    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
-    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
-    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 31u);
-    EXPECT_EQ(inode_of(store, path.substr(0, path.size() - 5) + "L3.kv"), inode_of(store, path));
+    for (const bool has_magic : {false, true}) {
+        SCOPED_TRACE(has_magic);
+        const int fd = openat(store.dir.fd, path.c_str(), O_WRONLY); // the links stay
+        if (has_magic)
+            ASSERT_EQ(pwrite(fd, "\1", 1, 16 + 5), 1) << "the file's bytes: a TiB more";
+        else
+            ASSERT_EQ(pwrite(fd, "no magic", 8, 0), 8);
+        close(fd);
+        Engine other(store, with()); // which remembers nothing
+        const Load found = other.load(tokens);
+        EXPECT_EQ(found.status, CACHEGEN_OK) << "a plan that its own reader takes";
+        EXPECT_EQ(found.hit.hit_tokens, 0u);
+        ASSERT_EQ(other.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(other.load(tokens).progress.loaded_tokens, 31u);
+        EXPECT_EQ(inode_of(store, path.substr(0, path.size() - 5) + "L3.kv"),
+                  inode_of(store, path));
+    }
 }
 
 TEST_P(LoadTest, ChunksOfAnotherProfileAreForeign)
