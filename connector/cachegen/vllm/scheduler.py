@@ -216,8 +216,8 @@ class Scheduler:
         return self._refuse(request, state)
 
     def _looked_up(self, state):
-        """Whether the look-up has answered; starts it. Nobody waits for it: requests that run, or whose loads have ended,
-        may be scheduled in this step. Where there are none, vLLM asks again within milliseconds."""
+        """Whether the look-up has answered; starts it. Nobody waits for it: requests that run, or whose loads have
+        ended, may be scheduled in this step. Where there are none, vLLM asks again within milliseconds."""
         if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
             return True
         cg = self.library.cg
