@@ -36,7 +36,7 @@ extern "C" {
 
 /* Of more chunks than that only the first are refined, and the others in later plans, when those
  * are decoded. With it a plan takes a few passes over all chunks, and for each step of these first
- * ones work that grows with the logarithm of their number. Others wait while a plan is made. */
+ * ones work that grows with the logarithm of their number. Reading waits while a plan is made. */
 enum { CG_EXTENTS_MOST_REFINED = 2048 };
 
 typedef struct cg_extents_chunk {

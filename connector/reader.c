@@ -123,6 +123,21 @@ static void submit_read(reader *r, const cg_stream_read *read)
     pthread_mutex_unlock(&r->rt->lock);
 }
 
+/* A plan for many chunks is made without the lock: steps of the engine take it. */
+static void plan_many(cg_runtime *rt)
+{
+    pthread_mutex_lock(&rt->lock);
+    const bool is_many = cg_stream_plan_begin(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
+    cg_runtime_speeds_end(rt);
+    pthread_mutex_unlock(&rt->lock);
+    if (!is_many)
+        return;
+    cg_stream_plan_make(&rt->stream_plan);
+    pthread_mutex_lock(&rt->lock);
+    cg_stream_plan_end(&rt->stream_plan);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 /* Hands chunks that are as fine as they will be to the pool; false: there was none. */
 static bool decode_all(reader *r)
 {
@@ -131,6 +146,7 @@ static bool decode_all(reader *r)
     bool any = false;
     do {
         uint32_t index;
+        plan_many(rt);
         pthread_mutex_lock(&rt->lock);
         cg_stream *stream =
             cg_stream_next_decode(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns(), &index);
@@ -148,10 +164,12 @@ static void submit_all(reader *r)
 {
     cg_runtime *rt = r->rt;
     const cg_stream_read *read;
+    bool is_due;
     do {
         cg_stream_read begun;
         /* Before each read, since decoding makes room for what is read. */
         decode_all(r);
+        plan_many(rt);
         pthread_mutex_lock(&rt->lock);
         read = cg_stream_next_read(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
         cg_runtime_speeds_end(rt);
@@ -160,12 +178,13 @@ static void submit_all(reader *r)
             /* Without the lock the plan's own may change. */
             begun = *read;
         }
+        is_due = read == NULL && cg_stream_plan_is_due(&rt->stream_plan);
         pthread_mutex_unlock(&rt->lock);
         if (read != NULL)
             submit_read(r, &begun);
         /* Where only decoding makes room, or what is decoded now is not read any further, there may
          * be something else to read. */
-    } while (read != NULL || decode_all(r));
+    } while (read != NULL || is_due || decode_all(r));
 }
 
 /* With the lock held: the file of a read that opened it stays open, unless that is refused. */

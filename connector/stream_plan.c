@@ -68,7 +68,7 @@ void cg_stream_plan_destroy(cg_stream_plan *plan)
     *plan = (cg_stream_plan){0};
 }
 
-/* Room for all chunks of all streams, so that planning never lacks memory. */
+/* Room for n chunks. */
 static bool reserve(cg_stream_plan *plan, size_t n)
 {
     if (n > plan->capacity) {
@@ -83,12 +83,27 @@ static bool reserve(cg_stream_plan *plan, size_t n)
     return cg_extents_plan_reserve(&plan->planned, n) && cg_extents_plan_reserve(&plan->hoped, n);
 }
 
+/* For so many chunks. */
+static size_t room(const cg_stream_plan *plan)
+{
+    const size_t n = plan->planned.capacity < plan->hoped.capacity ? plan->planned.capacity
+                                                                   : plan->hoped.capacity;
+    return plan->capacity < n ? plan->capacity : n;
+}
+
+static size_t chunks_of_all(const cg_stream_plan *plan)
+{
+    size_t n = 0;
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        n += stream->n_chunks;
+    return n;
+}
+
 cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
 {
-    size_t n = stream->n_chunks + (size_t)1;
-    for (const cg_stream *other = plan->streams; other != NULL; other = other->next)
-        n += other->n_chunks;
-    if (!reserve(plan, n))
+    /* Room for all chunks, so that planning never lacks memory. While a plan is made the room stays
+     * where it is: the next plan asks for it. */
+    if (!plan->is_making && !reserve(plan, chunks_of_all(plan) + stream->n_chunks + 1))
         return CG_ERR_NO_MEMORY;
     cg_stream **at = &plan->streams;
     while (*at != NULL && (*at)->deadline_ns <= stream->deadline_ns)
@@ -107,11 +122,22 @@ static void let_go(cg_stream_plan *plan, cg_stream *stream, const cg_stream_chun
     stream->bytes_held -= chunk->held_bytes;
 }
 
+/* Of what is being planned. */
+static void forget_stream(cg_stream_plan *plan, const cg_stream *stream)
+{
+    for (size_t i = 0; i < plan->n_items; i++)
+        if (plan->refs[i].stream == stream)
+            plan->refs[i].stream = NULL;
+}
+
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
     /* What was planned refers to it, and it may be gone before the next plan. */
     plan->is_stale = true;
-    plan->n_items = plan->next_extent = plan->planned.n_extents = 0;
+    if (plan->is_making)
+        forget_stream(plan, stream);
+    else
+        plan->n_items = plan->next_extent = plan->planned.n_extents = 0;
     for (cg_stream **at = &plan->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -324,6 +350,7 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
     double decoding_ns = 0, all_ns = 0;
     uint32_t load = 0;
     size_t needed = items_needed(plan);
+    const size_t most = room(plan);
     plan->n_items = 0;
     for (cg_stream *stream = cg_stream_after(plan, NULL); stream != NULL && needed > 0;
          stream = cg_stream_after(plan, stream)) {
@@ -349,6 +376,8 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
             }
             if (chunk->state > CG_STREAM_READING)
                 continue;
+            if (plan->n_items == most)
+                return decoding_ns; /* others are planned when some of these are done */
             fill_item(item, stream, i, n_behind, speeds, left_ns(until_ns, now_ns), now_ns);
             item->load = load;
             plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
@@ -362,62 +391,119 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
     return decoding_ns;
 }
 
-/* Loads wait for each other's planning, and so do steps of the engine, which take the lock that it
- * is done under. How long one plan takes is bounded by CG_EXTENTS_MOST_REFINED. */
+/* Loads wait for each other's planning. How long one plan takes is bounded by
+ * CG_EXTENTS_MOST_REFINED, but for a few passes over all chunks. */
 static uint64_t stands_ns(const cg_stream_plan *plan)
 {
     const size_t n_more = plan->n_items > MOST_ITEMS ? plan->n_items - MOST_ITEMS : 0;
     return (1 + n_more / STANDS_ITEMS) * STANDS_MS * UINT64_C(1000000);
 }
 
+/* There may be something to read that the last plan does not have. */
+static bool has_run_out(const cg_stream_plan *plan)
+{
+    return plan->is_stale && plan->next_extent >= plan->planned.n_extents;
+}
+
 static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
 {
     if (!plan->is_stale)
         return true;
-    return plan->n_items > MANY_ITEMS && plan->next_extent < plan->planned.n_extents &&
-           plan->check_ns != 0 && now_ns < plan->planned_at_ns + stands_ns(plan);
+    return plan->n_items > MANY_ITEMS && !has_run_out(plan) && plan->check_ns != 0 &&
+           now_ns < plan->planned_at_ns + stands_ns(plan);
 }
 
-/* Plans anew, unless nothing has changed. */
-static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+/* What is to be planned, as things are now. */
+static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    if (plan_stands(plan, now_ns))
-        return;
     bool is_bound;
     const double link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound);
     const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
     find_late(plan, speeds, link_bps, now_ns);
-    cg_extents_input input = {.chunks = plan->items,
-                              .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
-                              .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
-                              .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
-                              .decoding_ns = fill_items(plan, speeds, now_ns)};
-    input.n_chunks = plan->n_items;
-    if (!(input.low_bps > 0))
-        input.low_bps = 1;
+    plan->is_link_known = link_bps > 0;
+    plan->input =
+        (cg_extents_input){.chunks = plan->items,
+                           .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
+                           .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
+                           .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
+                           .decoding_ns = fill_items(plan, speeds, now_ns)};
+    plan->input.n_chunks = plan->n_items;
+    if (!(plan->input.low_bps > 0))
+        plan->input.low_bps = 1;
+    plan->planned_at_ns = now_ns;
+    plan->is_stale = false;
+}
+
+/* Of what begin_plan() set alone. */
+static void make_plan(cg_stream_plan *plan)
+{
+    cg_extents_input input = plan->input;
     cg_extents_plan_make(&plan->planned, &input);
     /* The same for a faster link: what even that one would not read is not waited for. Where
      * nothing may be refined it is the same plan. */
-    bool any_open = false;
-    for (size_t i = 0; i < plan->n_items && !any_open; i++)
-        any_open = !plan->items[i].is_closed;
+    plan->any_open = false;
+    for (size_t i = 0; i < plan->n_items && !plan->any_open; i++)
+        plan->any_open = !plan->items[i].is_closed;
     input.link_bps *= HOPE;
-    if (any_open)
+    if (plan->any_open)
         cg_extents_plan_make(&plan->hoped, &input);
-    const uint8_t *hoped = any_open ? plan->hoped.levels : plan->planned.levels;
+}
+
+static void end_plan(cg_stream_plan *plan)
+{
+    const uint8_t *hoped = plan->any_open ? plan->hoped.levels : plan->planned.levels;
     for (size_t i = 0; i < plan->n_items; i++) {
-        cg_stream_chunk *chunk = &plan->refs[i].stream->chunks[plan->refs[i].chunk_index];
+        const cg_stream_ref *ref = &plan->refs[i];
+        if (ref->stream == NULL)
+            continue; /* removed since */
+        cg_stream_chunk *chunk = &ref->stream->chunks[ref->chunk_index];
         chunk->planned = plan->planned.levels[i];
-        chunk->hoped = link_bps > 0 ? hoped[i] : CG_L0; /* unknown: anything */
+        chunk->hoped = plan->is_link_known ? hoped[i] : CG_L0; /* unknown: anything */
     }
     for (size_t i = 0; i < plan->planned.n_extents; i++) {
         const cg_stream_ref *ref = &plan->refs[plan->planned.extents[i].chunk];
-        if (!ref->stream->chunks[ref->chunk_index].is_cut)
+        if (ref->stream != NULL && !ref->stream->chunks[ref->chunk_index].is_cut)
             ref->stream->is_read = false;
     }
     plan->next_extent = 0;
-    plan->planned_at_ns = now_ns;
-    plan->is_stale = false;
+}
+
+/* Plans anew, unless nothing has changed, or the owner plans apart. */
+static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    if (plan->is_apart || plan_stands(plan, now_ns))
+        return;
+    begin_plan(plan, speeds, now_ns);
+    make_plan(plan);
+    end_plan(plan);
+}
+
+bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    const size_t n = chunks_of_all(plan);
+    plan->is_apart = n > MANY_ITEMS;
+    if (!plan->is_apart || plan_stands(plan, now_ns))
+        return false;
+    reserve(plan, n + 1); /* for what came while the last plan was made; else for as many as fit */
+    begin_plan(plan, speeds, now_ns);
+    plan->is_making = true;
+    return true;
+}
+
+void cg_stream_plan_make(cg_stream_plan *plan)
+{
+    make_plan(plan);
+}
+
+void cg_stream_plan_end(cg_stream_plan *plan)
+{
+    end_plan(plan);
+    plan->is_making = false;
+}
+
+bool cg_stream_plan_is_due(const cg_stream_plan *plan)
+{
+    return plan->is_apart && has_run_out(plan);
 }
 
 /* ---- reads ---- */
@@ -645,13 +731,17 @@ static const cg_stream_ref *next_extent(cg_stream_plan *plan, const cg_speeds *s
     for (; plan->next_extent < plan->planned.n_extents; plan->next_extent++) {
         const cg_extent *extent = &plan->planned.extents[plan->next_extent];
         const cg_stream_ref *ref = &plan->refs[extent->chunk];
+        if (ref->stream == NULL)
+            continue;
         const cg_stream_chunk *chunk = &ref->stream->chunks[ref->chunk_index];
         *to_out = ref->stream->sizes[ref->chunk_index].bytes[extent->level];
         *file_level_out = file_of(ref->stream, ref->chunk_index, extent->level);
+        /* A plan that stands may be of a chunk whose file was found not to be nested since. */
+        const bool is_planned = *file_level_out != extent->level || extent->level == chunk->planned;
         if (cg_stream_wants(ref->stream, ref->chunk_index) && chunk->state <= CG_STREAM_READING &&
             !chunk->is_cut && chunk->asked_bytes < *to_out &&
             !waits_for_file(chunk, speeds, link_bps) &&
-            (chunk->state == CG_STREAM_WAITING || chunk->file_level == *file_level_out))
+            (chunk->state == CG_STREAM_WAITING ? is_planned : chunk->file_level == *file_level_out))
             return ref;
     }
     return NULL;

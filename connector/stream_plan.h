@@ -85,10 +85,14 @@ typedef struct cg_stream_plan {
 
     /* What was planned last: */
     bool is_stale;
+    bool is_apart;  /* it is made by cg_stream_plan_begin() to _end() */
+    bool is_making; /* that is under way: items and the plans are the maker's */
+    bool is_link_known, any_open;
+    cg_extents_input input;
     uint64_t planned_at_ns;
     size_t next_extent, capacity, n_items;
-    cg_extents_chunk *items; /* [capacity], with what they stand for */
-    cg_stream_ref *refs;
+    cg_extents_chunk *items; /* [capacity], with what they stand for; */
+    cg_stream_ref *refs;     /* stream is NULL: it was removed while the plan was made */
     cg_extents_plan planned, hoped;
 } cg_stream_plan;
 
@@ -105,6 +109,16 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
 /* The streams in the order in which what must arrive is read: the first (stream is NULL), or the
  * one after it; NULL: it is the last. */
 cg_stream *cg_stream_after(const cg_stream_plan *plan, const cg_stream *stream);
+
+/* A plan for many chunks takes a while. An owner whose lock others wait for makes it without the
+ * lock: begin and end with it, make without. True: there is one to be made now; _next_read() and
+ * _next_decode() must not be called before its end. Where _begin() is asked they never make one of
+ * many chunks themselves. Streams may come and go, and reads and decoding end, while it is made. */
+bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
+void cg_stream_plan_make(cg_stream_plan *plan);
+void cg_stream_plan_end(cg_stream_plan *plan);
+/* After _next_read() had none: there may be one after _begin(). */
+bool cg_stream_plan_is_due(const cg_stream_plan *plan);
 
 /* The read to begin now; NULL: none should begin now. Each must be ended with
  * cg_stream_read_ended(), even if it could not be begun. */

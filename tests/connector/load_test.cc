@@ -1773,6 +1773,36 @@ TEST_P(LoadTest, LoadsAtOnceAllComplete)
     }
 }
 
+// A plan of so many chunks is made beside what adds and removes loads.
+TEST_P(LoadTest, LoadsOfManyChunksComeAndGo)
+{
+    const Store store;
+    Engine engine(store, with("\"chunk_tokens\": 8"));
+    const Tokens tokens = prompt(320);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 319u);
+    const std::vector<int64_t> all = engine.table;
+    for (int round = 0; round < 20; round++) {
+        cachegen_load *loads[2]; // of 40 chunks in 20 blocks each
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        engine.poison();
+        for (size_t i = 0; i < 2; i++) {
+            engine.table.assign(all.begin() + static_cast<long>(20 * i),
+                                all.begin() + static_cast<long>(20 * i + 20));
+            ASSERT_EQ(engine.load_start(0, 319, &loads[i]), CACHEGEN_OK);
+        }
+        for (int i = 0; i < 5 * round && cachegen_load_poll(loads[1], &p) == CACHEGEN_AGAIN; i++)
+            std::this_thread::yield();
+        cachegen_load_free(loads[0]); // cancels it
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[1], &p); }),
+                  CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, 319u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 319), 0);
+        cachegen_load_free(loads[1]);
+    }
+}
+
 TEST_P(LoadTest, FullStagingMemoryIsAskAgain)
 {
     const Store store;

@@ -705,6 +705,93 @@ TEST_F(StreamPlanTest, AFileThatIsNotNestedAfterAllIsReadAnew)
     EXPECT_EQ(at, stream.s.sizes[0].bytes[stream.s.chunks[0].level]);
 }
 
+// A plan of so many chunks stands for a while, but not for a file that it took for a nested one.
+TEST_F(StreamPlanTest, AFileThatIsNotNestedAfterAllWaitsForTheNextPlan)
+{
+    Stream stream(70, 8 * SECOND);
+    link(2e6);
+    add(&stream);
+    uint64_t id = next()->id;
+    plan.check_ns = UINT64_MAX;
+    ended(id, true);
+    cg_stream_not_nested(&plan, &stream.s, 0);
+    // All of the plan but for the file's refinement, and of that its first range.
+    for (const cg_stream_read *read = next(); read != nullptr; read = next()) {
+        id = read->id;
+        if (read->chunk_index == 0)
+            break;
+        ended(id, true);
+    }
+    ended(id, true, SECOND);
+    while (const cg_stream_read *read = next(SECOND))
+        ended(read->id, true, SECOND);
+    for (int i; (i = decode(SECOND)) >= 0;)
+        EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, static_cast<uint32_t>(i), true));
+    EXPECT_EQ(stream.s.n_whole, 70u);
+}
+
+// So the engine's steps, which take the lock that next() is called with, do not wait for it.
+TEST_F(StreamPlanTest, APlanOfManyChunksIsMadeApartIfTheOwnerWantsThat)
+{
+    start(16, 1000000 * KB);
+    link(1e9);
+    Stream few(4, 100 * SECOND);
+    add(&few);
+    EXPECT_FALSE(cg_stream_plan_begin(&plan, &speeds, 0)) << "it takes no time";
+    EXPECT_NE(next(), nullptr);
+    Stream many(1000, 200 * SECOND);
+    add(&many);
+    ASSERT_TRUE(cg_stream_plan_begin(&plan, &speeds, MS));
+    cg_stream_plan_make(&plan);
+    cg_stream_plan_end(&plan);
+    EXPECT_FALSE(cg_stream_plan_begin(&plan, &speeds, MS)) << "nothing has changed";
+    while (const cg_stream_read *read = next(MS))
+        ended(read->id, true, MS);
+    EXPECT_TRUE(cg_stream_plan_is_due(&plan));
+    EXPECT_EQ(plan.planned_at_ns, MS);
+    EXPECT_TRUE(cg_stream_plan_begin(&plan, &speeds, SECOND));
+    EXPECT_EQ(plan.planned_at_ns, SECOND);
+    cg_stream_plan_make(&plan);
+    cg_stream_plan_end(&plan);
+    EXPECT_FALSE(cg_stream_plan_is_due(&plan));
+}
+
+TEST_F(StreamPlanTest, StreamsComeAndGoWhileAPlanIsMadeApart)
+{
+    link(1e9);
+    auto gone = std::make_unique<Stream>(100, 100 * SECOND);
+    Stream stays(100, 200 * SECOND), late(5000, 300 * SECOND);
+    add(gone.get());
+    add(&stays);
+    ASSERT_TRUE(cg_stream_plan_begin(&plan, &speeds, 0));
+    const size_t capacity = plan.capacity;
+    add(&late);
+    EXPECT_EQ(plan.capacity, capacity) << "the maker's";
+    cg_stream_plan_make(&plan);
+    cg_stream_plan_remove(&plan, &gone->s);
+    gone.reset();
+    cg_stream_plan_end(&plan);
+    std::vector<uint32_t> chunks;
+    while (const cg_stream_read *read = next()) {
+        EXPECT_EQ(read->stream, &stays.s);
+        chunks.push_back(read->chunk_index);
+        ended(read->id, true);
+    }
+    ASSERT_FALSE(chunks.empty());
+    EXPECT_EQ(chunks.front(), 0u);
+    EXPECT_EQ(chunks.back(), 99u);
+    ASSERT_TRUE(cg_stream_plan_begin(&plan, &speeds, SECOND));
+    cg_stream_plan_make(&plan);
+    cg_stream_plan_end(&plan);
+    EXPECT_GT(plan.capacity, capacity);
+    uint32_t n_late = 0;
+    while (const cg_stream_read *read = next(SECOND)) {
+        n_late += read->stream == &late.s;
+        ended(read->id, true, SECOND);
+    }
+    EXPECT_GT(n_late, 0u);
+}
+
 TEST_F(StreamPlanTest, AReadThatNobodyWantsIsDropped)
 {
     Stream stream(3, 100 * SECOND, CG_L2);
@@ -1020,6 +1107,18 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
                     }))
                     removed.erase(removed.begin() + static_cast<long>(i--));
         };
+        // As the reader does; meanwhile others end and go.
+        const bool is_apart = seed % 20 == 0;
+        const auto plan_apart = [&] {
+            if (!is_apart || !cg_stream_plan_begin(&plan, &speeds, now_ns))
+                return;
+            if (removes && random() % 4 == 0)
+                streams[random() % streams.size()]->s.is_cancelled = true;
+            if (removes)
+                remove_settled();
+            cg_stream_plan_make(&plan);
+            cg_stream_plan_end(&plan);
+        };
         for (uint32_t step = 0; step < 100000; step++) {
             uint32_t index;
             if (removes && random() % 100 == 0 && !streams.empty())
@@ -1032,14 +1131,17 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
             }
             for (bool goes_on = true; goes_on;) {
                 goes_on = false;
+                plan_apart();
                 while (cg_stream *s = cg_stream_next_decode(&plan, &speeds, now_ns, &index)) {
                     ASSERT_TRUE(cg_stream_wants(s, index));
                     ASSERT_GE(s->chunks[index].arrived_bytes,
                               s->sizes[index].bytes[s->chunks[index].level]);
                     being_decoded.push_back({s, index});
+                    plan_apart();
                 }
+                plan_apart();
                 const cg_stream_read *read = next(now_ns);
-                goes_on = plan.must_free_bytes > 0;
+                goes_on = plan.must_free_bytes > 0 || cg_stream_plan_is_due(&plan);
                 if (read != nullptr) {
                     ASSERT_TRUE(cg_stream_wants(read->stream, read->chunk_index));
                     under_way.push_back(read->id);
