@@ -12,15 +12,17 @@ The demo's prompt, link, servers and client (connector/demo.py); PROFILE_DIR is 
 with model.json and profiles/. Needs root, sshd, sshfs, vLLM, and matplotlib for the plot; over
 Gluster what link_bench.py says.
 
-Three engines are up all the time: one that loads by ttft_budget, or the one level that a request
-asks for, and that recomputes under a salt that nothing is stored under; one by min_delay, which has
-stored all before; and the uncompressed one. Only one has requests at a time. State of caches:
+Three engines are up all the time: one that loads by ttft_budget, and that recomputes under a salt
+that nothing is stored under; one that loads by min_delay, or the one level that a request asks for,
+and has stored all before; and the uncompressed one. Only one has requests at a time. State of caches:
 vLLM's prefix cache is off, and the connector remembers no chunk (ttl 0); each load has a new sshfs
 mount, so the client's page cache has nothing; the server's files are in the server's. At each
 bandwidth and number of requests a load that is not counted comes first for each policy, so that the
-link's speed is known; after a trace it is what the loads before have seen. The prompts of requests
-at once, and of the rounds, differ in their first words, and are of the texts in turn (--prompts;
-the demo's alone by default), each cut to as many tokens as the demo's.
+link's speed is known; after a trace it is what the loads before have seen. Every second round goes
+backwards: what came just before, from the same engine or over the link, changes up to a tenth of a
+second. The prompts of requests at once, and of the rounds, differ in their first words, and are of
+the texts in turn (--prompts; the demo's alone by default), each cut to as many tokens as the
+demo's.
 
 A row: medians with the least and the most of all requests of all rounds. moved_mb is what the
 client's end of the link received in a round, all headers included. measured_kl: what the engine
@@ -105,7 +107,7 @@ class Bench:
     # ---- what is prepared ----
 
     def wants(self, engine):
-        """One stores all, another one recomputes and takes levels: they are always there."""
+        """One stores all and takes levels, another one recomputes: they are always there."""
         return engine in POLICIES or engine in self.arguments.kinds
 
     def start(self):
@@ -228,7 +230,7 @@ class Bench:
 
     def load(self, kind, prompts, steps, n_tokens=1):
         """steps: (s, Mbit/s) of the link, from when it is asked."""
-        name = kind if kind in self.clients else "ttft_budget"
+        name = kind if kind in self.clients else "min_delay"
         client, view = self.clients[name], self.views[name]
         wishes = {}
         if kind.startswith("L"):
@@ -303,7 +305,7 @@ class Bench:
                 steps = read_trace(place, n * wanted.trace_step_s, wanted.trace_scale)
             at = [(n * n_requests + i) % len(self.prompts) for i in range(n_requests)]
             prompts = [self.prompts[i] for i in at]
-            for kind in kinds:
+            for kind in kinds if n % 2 == 0 else reversed(kinds):
                 if kind == "recomputed":
                     sample = self.recompute(prompts)
                 else:
