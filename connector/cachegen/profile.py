@@ -96,6 +96,11 @@ def print_report(report):
               f"{row['top1']:6.3f}" + (f" {row['multiply_adds']:7.0f}" if has_products else ""))  # fmt: skip
     told = [f"L{row['level']} {row['predicted_kl']:.5f}, {row['n_near_prediction']}" for row in report["levels"]]
     print(f"KL that loads are planned by, and contexts within {NEAR} times of it: {'; '.join(told)}")
+    for row in report["levels"]:
+        far = [(ratio, name) for ratio, name in zip(row["kl_over_predicted"], report["held_out"]) if not is_near(ratio)]
+        if far:
+            told = ", ".join(f"{name} {ratio:.2f}" for ratio, name in sorted(far))
+            print(f"at L{row['level']} not within: {told} times")
 
 
 def multiply_adds(profile, level):
@@ -112,12 +117,16 @@ def multiply_adds(profile, level):
     return float(products / elements)
 
 
-def n_near(measured, predicted, is_their_mean=False):
-    """How many of measured, KL of contexts, are near what is predicted. Where that is their mean, each is held against
+def over_predicted(measured, predicted, is_their_mean=False):
+    """Each of measured, KL of contexts, over what is predicted of it. Where that is their mean, each is held against
     the mean of the others: a context that is loaded had no part in it."""
     if is_their_mean:
-        return sum(n_near([kl], (sum(measured) - kl) / (len(measured) - 1)) for kl in measured)
-    return sum(predicted / NEAR <= kl <= predicted * NEAR for kl in measured)
+        return [over_predicted([kl], (sum(measured) - kl) / (len(measured) - 1))[0] for kl in measured]
+    return [kl / max(predicted, 1e-12) for kl in measured]
+
+
+def is_near(ratio):
+    return 1 / NEAR <= ratio <= NEAR
 
 
 def make_report(model, profile, data, held_out, scores, curve, is_of_held_out, seconds, asked_for_block_steps):
@@ -125,7 +134,8 @@ def make_report(model, profile, data, held_out, scores, curve, is_of_held_out, s
     for level, result in scores.items():
         row = {"level": level + 1, "step": [float(s) for s in profile.step[level]], **result.as_json()}
         predicted = curve["kl"][level]
-        row.update(predicted_kl=predicted, n_near_prediction=n_near(result.kls, predicted, is_of_held_out))
+        ratios = over_predicted(result.kls, predicted, is_of_held_out)
+        row.update(predicted_kl=predicted, kl_over_predicted=ratios, n_near_prediction=sum(map(is_near, ratios)))
         if profile.basis:
             row["multiply_adds"] = multiply_adds(profile, level)
         levels.append(row)

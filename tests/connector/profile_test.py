@@ -442,15 +442,22 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(set(seconds), {bf16, f32})
         self.assertTrue(all(math.isfinite(s) and s > 0 for s in seconds.values()), seconds)
 
-    def test_contexts_near_their_prediction_are_counted(self):
-        self.assertEqual([profile.n_near([kl], 1.0) for kl in (0.66, 0.67, 1.0, 1.5, 1.51)], [0, 1, 1, 1, 0])
+    def test_contexts_near_their_prediction_are_counted_and_others_named(self):
+        self.assertEqual([profile.is_near(r) for r in (0.66, 0.67, 1.0, 1.5, 1.51)], [False, True, True, True, False])
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         report, _ = self.profile("--report-contexts", "0")
-        near = [row["n_near_prediction"] for row in report["levels"]]
-        self.assertEqual(near, [profile.n_near([row["kl"]], row["predicted_kl"]) for row in report["levels"]])
         self.assertEqual(report["n_held_out"], 1, "so that the mean is the context's own")
-        self.assertEqual(profile.n_near([1, 1, 1, 4], 1.75, is_their_mean=True), 0, "1 against 2, and 4 against 1")
-        self.assertEqual(profile.n_near([1, 1, 1, 2], 1.25, is_their_mean=True), 3, "1 against 1.33, and 2 against 1")
+        for row in report["levels"]:
+            ratio = row["kl"] / row["predicted_kl"]
+            self.assertAlmostEqual(row["kl_over_predicted"][0], ratio)
+            self.assertEqual(row["n_near_prediction"], int(profile.is_near(ratio)))
+        report["levels"][0]["kl_over_predicted"], report["levels"][1]["kl_over_predicted"] = [2.5], [1.0]
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            profile.print_report(report)
+        self.assertIn(f"at L1 not within: {report['held_out'][0]} 2.50 times", output.getvalue())
+        self.assertNotIn("at L2 not within", output.getvalue())
+        self.assertEqual(profile.over_predicted([1, 3], 2), [0.5, 1.5])
+        self.assertEqual(profile.over_predicted([1, 1, 1, 4], 1.75, is_their_mean=True), [0.5, 0.5, 0.5, 4])
 
     def test_loads_are_planned_by_text_that_the_profile_was_not_made_from(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
