@@ -123,19 +123,20 @@ static void submit_read(reader *r, const cg_stream_read *read)
     pthread_mutex_unlock(&r->rt->lock);
 }
 
-/* A plan for many chunks is made without the lock: steps of the engine take it. */
-static void plan_many(cg_runtime *rt)
+/* A plan for many chunks is made without the lock: steps of the engine take it. True: one was. */
+static bool plan_many(cg_runtime *rt)
 {
     pthread_mutex_lock(&rt->lock);
     const bool is_many = cg_stream_plan_begin(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
     cg_runtime_speeds_end(rt);
     pthread_mutex_unlock(&rt->lock);
     if (!is_many)
-        return;
+        return false;
     cg_stream_plan_make(&rt->stream_plan);
     pthread_mutex_lock(&rt->lock);
     cg_stream_plan_end(&rt->stream_plan);
     pthread_mutex_unlock(&rt->lock);
+    return true;
 }
 
 /* Hands chunks that are as fine as they will be to the pool; false: there was none. */
@@ -169,7 +170,7 @@ static void submit_all(reader *r)
         cg_stream_read begun;
         /* Before each read, since decoding makes room for what is read. */
         decode_all(r);
-        plan_many(rt);
+        const bool is_new = plan_many(rt);
         pthread_mutex_lock(&rt->lock);
         read = cg_stream_next_read(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
         cg_runtime_speeds_end(rt);
@@ -178,7 +179,8 @@ static void submit_all(reader *r)
             /* Without the lock the plan's own may change. */
             begun = *read;
         }
-        is_due = read == NULL && cg_stream_plan_is_due(&rt->stream_plan);
+        /* What has changed since a plan that is new wakes the reader. */
+        is_due = read == NULL && !is_new && cg_stream_plan_is_due(&rt->stream_plan);
         pthread_mutex_unlock(&rt->lock);
         if (read != NULL)
             submit_read(r, &begun);

@@ -110,7 +110,7 @@ cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
         at = &(*at)->next;
     stream->next = *at;
     *at = stream;
-    plan->is_stale = true;
+    plan->is_stale = plan->has_others = true;
     plan->check_ns = 0;
     return CG_OK;
 }
@@ -133,7 +133,7 @@ static void forget_stream(cg_stream_plan *plan, const cg_stream *stream)
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
     /* What was planned refers to it, and it may be gone before the next plan. */
-    plan->is_stale = true;
+    plan->is_stale = plan->has_others = true;
     if (plan->is_making)
         forget_stream(plan, stream);
     else
@@ -409,7 +409,7 @@ static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
 {
     if (!plan->is_stale)
         return true;
-    return plan->n_items > MANY_ITEMS && !has_run_out(plan) && plan->check_ns != 0 &&
+    return plan->n_items > MANY_ITEMS && !has_run_out(plan) && !plan->has_others &&
            now_ns < plan->planned_at_ns + stands_ns(plan);
 }
 
@@ -431,7 +431,7 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
     if (!(plan->input.low_bps > 0))
         plan->input.low_bps = 1;
     plan->planned_at_ns = now_ns;
-    plan->is_stale = false;
+    plan->is_stale = plan->has_others = false;
 }
 
 /* Of what begin_plan() set alone. */
@@ -468,10 +468,16 @@ static void end_plan(cg_stream_plan *plan)
     plan->next_extent = 0;
 }
 
-/* Plans anew, unless nothing has changed, or the owner plans apart. */
+/* Whether the owner makes the plan, by cg_stream_plan_begin() to _end(). */
+static bool is_apart(const cg_stream_plan *plan)
+{
+    return plan->may_be_apart && chunks_of_all(plan) > MANY_ITEMS;
+}
+
+/* Plans anew, unless nothing has changed, or the owner does. */
 static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    if (plan->is_apart || plan_stands(plan, now_ns))
+    if (is_apart(plan) || plan_stands(plan, now_ns))
         return;
     begin_plan(plan, speeds, now_ns);
     make_plan(plan);
@@ -480,11 +486,11 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
 
 bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    const size_t n = chunks_of_all(plan);
-    plan->is_apart = n > MANY_ITEMS;
-    if (!plan->is_apart || plan_stands(plan, now_ns))
+    plan->may_be_apart = true;
+    if (!is_apart(plan) || plan_stands(plan, now_ns))
         return false;
-    reserve(plan, n + 1); /* for what came while the last plan was made; else for as many as fit */
+    reserve(plan, chunks_of_all(plan) +
+                      1); /* for what came while the last plan was made; else for as many as fit */
     begin_plan(plan, speeds, now_ns);
     plan->is_making = true;
     return true;
@@ -503,7 +509,7 @@ void cg_stream_plan_end(cg_stream_plan *plan)
 
 bool cg_stream_plan_is_due(const cg_stream_plan *plan)
 {
-    return plan->is_apart && has_run_out(plan);
+    return is_apart(plan) && has_run_out(plan);
 }
 
 /* ---- reads ---- */

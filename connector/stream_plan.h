@@ -85,8 +85,9 @@ typedef struct cg_stream_plan {
 
     /* What was planned last: */
     bool is_stale;
-    bool is_apart;  /* it is made by cg_stream_plan_begin() to _end() */
-    bool is_making; /* that is under way: items and the plans are the maker's */
+    bool has_others;   /* streams came or went since: it does not stand */
+    bool may_be_apart; /* cg_stream_plan_begin() is asked */
+    bool is_making;    /* until cg_stream_plan_end(): items and the plans are the maker's */
     bool is_link_known, any_open;
     cg_extents_input input;
     uint64_t planned_at_ns;
@@ -117,7 +118,7 @@ cg_stream *cg_stream_after(const cg_stream_plan *plan, const cg_stream *stream);
 bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 void cg_stream_plan_make(cg_stream_plan *plan);
 void cg_stream_plan_end(cg_stream_plan *plan);
-/* After _next_read() had none: there may be one after _begin(). */
+/* After _next_read() had none, of a plan that stood: there may be one after _begin(). */
 bool cg_stream_plan_is_due(const cg_stream_plan *plan);
 
 /* The read to begin now; NULL: none should begin now. Each must be ended with

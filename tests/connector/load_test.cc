@@ -1773,33 +1773,43 @@ TEST_P(LoadTest, LoadsAtOnceAllComplete)
     }
 }
 
-// A plan of so many chunks is made beside what adds and removes loads.
+// The first load has so many chunks that its plans are made beside what adds and removes loads.
 TEST_P(LoadTest, LoadsOfManyChunksComeAndGo)
 {
     const Store store;
     Engine engine(store, with("\"chunk_tokens\": 8"));
-    const Tokens tokens = prompt(320);
+    const Tokens tokens = prompt(34 * 16);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
-    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 319u);
     const std::vector<int64_t> all = engine.table;
     for (int round = 0; round < 20; round++) {
-        cachegen_load *loads[2]; // of 40 chunks in 20 blocks each
+        cachegen_load *loads[2];
         cachegen_progress p = {};
         p.struct_size = sizeof p;
         engine.poison();
-        for (size_t i = 0; i < 2; i++) {
-            engine.table.assign(all.begin() + static_cast<long>(20 * i),
-                                all.begin() + static_cast<long>(20 * i + 20));
-            ASSERT_EQ(engine.load_start(0, 319, &loads[i]), CACHEGEN_OK);
+        for (const int i : {0, 1}) {
+            const uint32_t n_blocks = i == 0 ? 34 : 6;
+            const Tokens some(tokens.begin(), tokens.begin() + 16 * n_blocks);
+            ASSERT_EQ(engine.look_up(some).hit_tokens, 16 * n_blocks - 1);
+            engine.table.assign(all.begin() + 34 * i, all.begin() + 34 * i + n_blocks);
+            ASSERT_EQ(engine.load_start(0, 16 * n_blocks - 1, &loads[i]), CACHEGEN_OK);
         }
         for (int i = 0; i < 5 * round && cachegen_load_poll(loads[1], &p) == CACHEGEN_AGAIN; i++)
             std::this_thread::yield();
-        cachegen_load_free(loads[0]); // cancels it
+        if (round % 2 == 0)
+            cachegen_load_free(loads[0]); // cancels it
         ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[1], &p); }),
                   CACHEGEN_OK);
-        EXPECT_EQ(p.loaded_tokens, 319u);
-        EXPECT_EQ(engine.error_of(tokens, 0, 319), 0);
+        EXPECT_EQ(p.loaded_tokens, 95u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
         cachegen_load_free(loads[1]);
+        if (round % 2 == 0)
+            continue;
+        ASSERT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(loads[0], &p); }),
+                  CACHEGEN_OK);
+        EXPECT_EQ(p.loaded_tokens, 543u);
+        engine.table.assign(all.begin(), all.begin() + 34);
+        EXPECT_EQ(engine.error_of(tokens, 0, 543), 0);
+        cachegen_load_free(loads[0]);
     }
 }
 
