@@ -435,7 +435,7 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
 }
 
 /* Of what begin_plan() set alone. */
-static void make_plan(cg_stream_plan *plan)
+void cg_stream_plan_make(cg_stream_plan *plan)
 {
     cg_extents_input input = plan->input;
     cg_extents_plan_make(&plan->planned, &input);
@@ -449,7 +449,7 @@ static void make_plan(cg_stream_plan *plan)
         cg_extents_plan_make(&plan->hoped, &input);
 }
 
-static void end_plan(cg_stream_plan *plan)
+void cg_stream_plan_end(cg_stream_plan *plan)
 {
     const uint8_t *hoped = plan->any_open ? plan->hoped.levels : plan->planned.levels;
     for (size_t i = 0; i < plan->n_items; i++) {
@@ -466,6 +466,7 @@ static void end_plan(cg_stream_plan *plan)
             ref->stream->is_read = false;
     }
     plan->next_extent = 0;
+    plan->is_making = false;
 }
 
 /* Whether the owner makes the plan, by cg_stream_plan_begin() to _end(). */
@@ -480,8 +481,8 @@ static void refresh(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_
     if (is_apart(plan) || plan_stands(plan, now_ns))
         return;
     begin_plan(plan, speeds, now_ns);
-    make_plan(plan);
-    end_plan(plan);
+    cg_stream_plan_make(plan);
+    cg_stream_plan_end(plan);
 }
 
 bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
@@ -494,17 +495,6 @@ bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_
     begin_plan(plan, speeds, now_ns);
     plan->is_making = true;
     return true;
-}
-
-void cg_stream_plan_make(cg_stream_plan *plan)
-{
-    make_plan(plan);
-}
-
-void cg_stream_plan_end(cg_stream_plan *plan)
-{
-    end_plan(plan);
-    plan->is_making = false;
 }
 
 bool cg_stream_plan_is_due(const cg_stream_plan *plan)
