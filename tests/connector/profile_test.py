@@ -458,6 +458,8 @@ class ProfileTest(unittest.TestCase):
         self.assertNotIn("at L2 not within", output.getvalue())
         self.assertEqual(profile.over_predicted([1, 3], 2), [0.5, 1.5])
         self.assertEqual(profile.over_predicted([1, 1, 1, 4], 1.75, is_their_mean=True), [0.5, 0.5, 0.5, 4])
+        near = [profile.is_near(ratio) for ratio in profile.over_predicted([1, 1, 1, 2], 1.25, is_their_mean=True)]
+        self.assertEqual(near, [True, True, True, False], "1 against 1.33, and 2 against 1")
 
     def test_loads_are_planned_by_text_that_the_profile_was_not_made_from(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
