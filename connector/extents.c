@@ -402,17 +402,35 @@ static void take_steps(const cg_extents_input *in, cg_extents_plan *plan, size_t
             return;
 }
 
-/* Whether even half of what the link will very likely do is enough for these levels, read and
- * decoded chunk after chunk. */
-static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
+/* Whether these levels are in time, read behind what is queued and decoded chunk after chunk. */
+static bool are_in_time(const cg_extents_input *in, const cg_extents_plan *plan, bool floors,
+                        double queued_bytes, double link_bps)
 {
-    const double ns_per_byte = 2 * 8e9 / in->low_bps;
-    pipeline p = {in->queued_bytes * ns_per_byte, in->decoding_ns, true};
+    const double ns_per_byte = 8e9 / link_bps;
+    pipeline p = {queued_bytes * ns_per_byte, in->decoding_ns, true};
     for (size_t i = 0; i < in->n_chunks; i++) {
-        p.read_ns += bytes_to(&in->chunks[i], plan->levels[i]) * ns_per_byte;
-        p.in_time = decode(&p, &in->chunks[i], plan->levels[i]) && p.in_time;
+        const uint8_t level = floors ? start_level(&in->chunks[i]) : plan->levels[i];
+        p.read_ns += bytes_to(&in->chunks[i], level) * ns_per_byte;
+        p.in_time = decode(&p, &in->chunks[i], level) && p.in_time;
     }
     return p.in_time;
+}
+
+/* What may be under way of what is planned before it is seen that the link is slower. */
+static double most_under_way(const cg_extents_input *in, const cg_extents_plan *plan)
+{
+    double bytes = in->queued_bytes;
+    for (size_t i = 0; i < in->n_chunks; i++)
+        bytes += bytes_to(&in->chunks[i], plan->levels[i]);
+    return smaller(bytes, in->queued_bytes + in->window_bytes);
+}
+
+/* Whether even half of what the link will very likely do is enough for what is planned, and a tenth
+ * of what it does for what must arrive: the link may become so slow before that has. */
+static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
+{
+    return are_in_time(in, plan, false, in->queued_bytes, in->low_bps / 2) &&
+           are_in_time(in, plan, true, most_under_way(in, plan), in->link_bps / 10);
 }
 
 /* All that is read: what must arrive, then the refinements, which stand in steps[], too. */

@@ -57,6 +57,7 @@ typedef struct cg_extents_input {
     size_t n_chunks;
     double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
     double queued_bytes;      /* under way */
+    double window_bytes;      /* may be under way at most, but for a few small reads */
     double decoding_ns;       /* of what is being decoded, wall time */
 } cg_extents_input;
 

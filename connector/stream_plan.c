@@ -24,7 +24,9 @@ enum {
     MOST_ITEMS = 2048,  /* with more it stands longer */
     STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
-    SILENT_MS = 500, /* a load that is late may wait so long for the next bytes */
+    SILENT_MS = 500,          /* a load that is late may wait so long for the next bytes */
+    IDLE_MS = 500,            /* a link that was idle for so long may have become another one: */
+    FIRST_WINDOW = 128 << 10, /* so much is under way then, and twice as much as came since */
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
@@ -413,6 +415,23 @@ static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
            now_ns < plan->planned_at_ns + stands_ns(plan);
 }
 
+static bool is_far(const cg_speeds *speeds)
+{
+    return speeds->latency_ns >= CG_FAR_NS;
+}
+
+/* What must be under way of a far store for the link to be busy, and the most that may be of any.
+ */
+static double busy_bytes(const cg_speeds *speeds, double link_bps)
+{
+    return link_bps / 8 * (STORE_MS / 1e3 + 2 * speeds->latency_ns / 1e9);
+}
+
+static double most_window_bytes(const cg_speeds *speeds, double link_bps)
+{
+    return link_bps / 8 * (WINDOW_MS / 1e3 + 2 * speeds->latency_ns / 1e9);
+}
+
 /* What is to be planned, as things are now. */
 static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
@@ -426,6 +445,8 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
                            .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                            .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
                            .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
+                           .window_bytes = is_far(speeds) ? busy_bytes(speeds, link_bps)
+                                                          : most_window_bytes(speeds, link_bps),
                            .decoding_ns = fill_items(plan, speeds, now_ns)};
     plan->input.n_chunks = plan->n_items;
     if (!(plan->input.low_bps > 0))
@@ -513,23 +534,20 @@ static double measured_bps(const cg_speeds *speeds)
     return cg_estimator_bps(&speeds->link);
 }
 
-static bool is_far(const cg_speeds *speeds)
-{
-    return speeds->latency_ns >= CG_FAR_NS;
-}
-
 /* How much may be under way. Reads that share the link end together. So of a far store, what is
  * more than the link needs to be busy only delays the first chunks, and decoding with them. */
-static double window_bytes(const cg_stream *stream, uint32_t index, const cg_speeds *speeds,
-                           double link_bps)
+static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
+                           const cg_speeds *speeds, double link_bps)
 {
-    const double bytes_per_s = link_bps / 8, round_trips_s = 2 * speeds->latency_ns / 1e9;
-    const double most = bytes_per_s * (WINDOW_MS / 1e3 + round_trips_s);
+    const double most = most_window_bytes(speeds, link_bps);
     const uint8_t level = cg_stream_must_level(stream, index);
     const double chunks = WINDOW_CHUNKS * (double)stream->sizes[index].bytes[level];
-    const double busy = bytes_per_s * (STORE_MS / 1e3 + round_trips_s);
-    const double bytes = chunks > busy ? chunks : busy;
-    return !is_far(speeds) || is_papers(stream) || bytes > most ? most : bytes;
+    const double busy = busy_bytes(speeds, link_bps), bytes = chunks > busy ? chunks : busy;
+    const double window = !is_far(speeds) || is_papers(stream) || bytes > most ? most : bytes;
+    /* A link that is slower now brings what is under way before all that will be asked for. Where
+     * nothing is read but what must arrive, that is no loss. */
+    const double sure = FIRST_WINDOW + 2 * (double)plan->bytes_since_idle;
+    return !cg_stream_is_anytime(stream) || window < sure ? window : sure;
 }
 
 /* A range of a far store, of most_bytes at most. Those that begin together are of different size:
@@ -562,8 +580,11 @@ static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream,
     /* A chunk of one level is of use only whole. */
     if (cg_stream_is_anytime(stream) && !plan->planned.has_slack && bytes > most)
         bytes = most;
+    const double window = window_bytes(plan, stream, index, speeds, link_bps);
     if (is_far(speeds))
-        bytes = far_range(plan, window_bytes(stream, index, speeds, link_bps), bytes);
+        bytes = far_range(plan, window, bytes);
+    else if (cg_stream_is_anytime(stream) && bytes > window / MIN_READS)
+        bytes = window / MIN_READS; /* or those few that there are in any case would be more */
     if (bytes >= RANGE)
         return RANGE;
     const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
@@ -634,7 +655,8 @@ static bool has_room(cg_stream_plan *plan, const cg_stream *stream, uint32_t ind
     /* A few are under way also where they are more than the window: or a slow link would stand
      * still between two. */
     return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
-           (double)(plan->bytes_reading + n_bytes) <= window_bytes(stream, index, speeds, link_bps);
+           (double)(plan->bytes_reading + n_bytes) <=
+               window_bytes(plan, stream, index, speeds, link_bps);
 }
 
 /* Twice what the link takes for all that is under way. */
@@ -748,6 +770,8 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     uint64_t to;
     uint8_t file_level;
     plan->must_free_bytes = 0;
+    if (plan->n_reading == 0 && now_ns > plan->quiet_since_ns + IDLE_MS * UINT64_C(1000000))
+        plan->bytes_since_idle = 0;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
     const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
@@ -813,6 +837,7 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     plan->bytes_reading -= read.bytes;
     plan->quiet_since_ns = ended_ns;
     plan->has_failed = n_bytes == 0;
+    plan->bytes_since_idle += n_bytes;
     if (n_bytes > 0)
         plan->alive_ns = ended_ns;
     plan->is_stale = true;

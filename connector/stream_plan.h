@@ -75,13 +75,14 @@ typedef struct cg_stream_plan {
     cg_stream *streams; /* those that are not done, the earliest deadline first */
     uint32_t n_reading;
     uint64_t bytes_reading, bytes_held, bytes_decoding, last_id;
-    uint64_t quiet_since_ns;  /* no read has ended since */
-    uint64_t alive_ns;        /* bytes arrived, or it was idle, and not because reads failed */
-    uint64_t patience_ns;     /* for so long nothing may arrive of what is under way */
-    bool has_failed;          /* the read that ended last */
-    uint64_t check_ns;        /* when to look again at what may be hopeless */
-    uint64_t must_free_bytes; /* by decoding what has arrived: the memory is needed */
-    cg_stream_read *reads;    /* [depth] */
+    uint64_t quiet_since_ns;   /* no read has ended since */
+    uint64_t bytes_since_idle; /* that came, since the link was last idle for long */
+    uint64_t alive_ns;         /* bytes arrived, or it was idle, and not because reads failed */
+    uint64_t patience_ns;      /* for so long nothing may arrive of what is under way */
+    bool has_failed;           /* the read that ended last */
+    uint64_t check_ns;         /* when to look again at what may be hopeless */
+    uint64_t must_free_bytes;  /* by decoding what has arrived: the memory is needed */
+    cg_stream_read *reads;     /* [depth] */
 
     /* What was planned last: */
     bool is_stale;

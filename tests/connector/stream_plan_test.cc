@@ -59,9 +59,10 @@ class StreamPlanTest : public testing::Test
         cg_stream_plan_destroy(&plan);
         ASSERT_EQ(cg_stream_plan_init(&plan, depth, staging_bytes, TIMEOUT), CG_OK);
     }
-    // What was measured of the link; 0: nothing. Decoding a chunk takes 1 ms.
+    // What was measured of the link, just now; 0: nothing. Decoding a chunk takes 1 ms.
     void link(double bytes_per_s)
     {
+        plan.bytes_since_idle = bytes_per_s > 0 ? uint64_t{1} << 40 : 0;
         speeds = {};
         speeds.n_threads = 1;
         for (double &ns : speeds.decode_thread_ns)
@@ -278,7 +279,7 @@ TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLe
         {"an unknown link", 0, 0, 100 * SECOND, 16 * KIB + 4096},
         {"a slow one", 100e3, 0, 100 * SECOND, 16 * KIB + 4096},
         {"one that is not fast enough for everything", 1e6, 0, 5 * SECOND, 50 * KB + 4096},
-        {"one that is", 1e6, 0, 100 * SECOND, 1024 * KIB},
+        {"one that is", 1e6, 0, 100 * SECOND, 30 * KB + 4096},
         {"a fast one", 1e9, 0, 100 * SECOND, 1024 * KIB},
         {"of one level all is read", 0, CG_L1, 100 * SECOND, 1024 * KIB},
         {"also over a slow link", 100e3, CG_L1, 5 * SECOND, 1024 * KIB},
@@ -374,6 +375,44 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesIn60MillisecondsAndTw
         speeds.latency_ns = c.latency_ns;
         add(&stream);
         EXPECT_EQ(begin_all(), c.want) << c.what;
+    }
+}
+
+// It may have become a slower one, where what is under way would delay what must arrive.
+TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive)
+{
+    const auto under_way = [&](uint64_t now_ns) {
+        begin_all(now_ns);
+        return plan.bytes_reading;
+    };
+    for (double latency_ns : {0.0, 20e6}) {
+        Stream stream(20, 100 * SECOND), level(20, 100 * SECOND, CG_L1);
+        start(64, 1000000 * KB);
+        link(100e6);
+        speeds.latency_ns = latency_ns;
+        add(&stream);
+        const uint64_t busy = under_way(400 * MS);
+        EXPECT_GT(busy, 3000 * KB);
+
+        for (Stream *of : {&stream, &level}) {
+            Stream again(20, 100 * SECOND, of == &level ? CG_L1 : 0);
+            start(64, 1000000 * KB);
+            link(100e6);
+            speeds.latency_ns = latency_ns;
+            add(&again);
+            const uint64_t idle = under_way(600 * MS);
+            if (of == &level) {
+                EXPECT_GT(idle, 3000 * KB);
+                continue;
+            }
+            EXPECT_GT(idle, 64 * KIB);
+            EXPECT_LE(idle, 128 * KIB);
+            const cg_stream_read *read = &plan.reads[0];
+            const uint64_t bytes = read->bytes;
+            ended(read->id, true, 601 * MS);
+            EXPECT_GT(under_way(601 * MS), idle - bytes);
+            EXPECT_LE(plan.bytes_reading, 128 * KIB + 2 * bytes) << "twice as much as has come";
+        }
     }
 }
 
