@@ -86,7 +86,7 @@ typedef struct cg_extents_plan {
     cg_extent *extents; /* [n_chunks * CG_N_LEVELS], in the order of reading */
     size_t n_extents;
     bool in_time;   /* all that must arrive is predicted to */
-    bool has_slack; /* a slow link, too, has time for everything */
+    bool has_slack; /* at half the speed all is in time, and at a tenth what must arrive */
     double kl;      /* of all chunks at these levels */
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */

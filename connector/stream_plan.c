@@ -8,7 +8,8 @@
 #include <string.h>
 
 enum {
-    WINDOW_MS = 60,               /* of the link, under way at most, and two round trips more */
+    WINDOW_MS = 60,               /* of the link, under way at most, and two round trips more, */
+    NEAR_WINDOW_MS = 30,          /* of a near store */
     WINDOW_CHUNKS = 3,            /* of a far store, unless that is more or the link needs more */
     STORE_MS = 2,                 /* that a far store may take besides the round trip */
     MIN_READS = 2,                /* that may be more than that */
@@ -429,7 +430,8 @@ static double busy_bytes(const cg_speeds *speeds, double link_bps)
 
 static double most_window_bytes(const cg_speeds *speeds, double link_bps)
 {
-    return link_bps / 8 * (WINDOW_MS / 1e3 + 2 * speeds->latency_ns / 1e9);
+    const double s = (is_far(speeds) ? WINDOW_MS : NEAR_WINDOW_MS) / 1e3;
+    return link_bps / 8 * (s + 2 * speeds->latency_ns / 1e9);
 }
 
 /* What is to be planned, as things are now. */

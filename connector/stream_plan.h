@@ -4,18 +4,22 @@
  * The rules:
  * 1. Loads with a budget read every chunk coarse first and refine while there is time. The planner
  * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
+ * Where all would be in time at half the speed, and what must arrive at a tenth, each chunk is read
+ * whole.
  * 2. Of all loads, what must arrive goes in the order of deadlines. But a load that would be late
  * even over a link twice as fast goes behind all that would not: it would only delay them.
  * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
- * slow link moves in 30 ms. The window is what may be under way at once: what the link moves in 60
- * ms and two round trips, and at least two ranges. For a far store it may be smaller: three chunks,
- * or what the link moves in two round trips, in ranges of different size. A larger window delays
- * the first chunks, because reads that are under way together end together; decoding then starts
- * late. And every question of another request's look-up waits for what is under way before it.
- * While the link's speed is unknown, ranges under way are of different files. A near store may have
- * a slow link. There the first range of a file is read alone: reading it opens the file, and each
- * opening may make a network file system forget what it has cached of it. The first range of a
- * chunk whose sizes are guessed is read alone, too; it is half of what the coarsest level is
+ * slow link moves in 30 ms. The window is what may be under way at once: what the link moves in 30
+ * ms and two round trips, and at least two ranges. For a far store it may be smaller or larger:
+ * three chunks, or what the link moves in two round trips, but no more than in 60 ms and two round
+ * trips, in ranges of different size. A larger window delays the first chunks, because reads that
+ * are under way together end together; decoding then starts late. And every question of another
+ * request's look-up waits for what is under way before it. A link that was idle for half a second
+ * may be slower now. So loads with a budget begin with 128 KiB under way, and twice what has come
+ * since. While the link's speed is unknown, ranges under way are of different files. A near store
+ * may have a slow link. There the first range of a file is read alone: reading it opens the file,
+ * and each opening may make a network file system forget what it has cached of it. The first range
+ * of a chunk whose sizes are guessed is read alone, too; it is half of what the coarsest level is
  * thought to have, or the header where a file has not even that.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is

@@ -267,7 +267,7 @@ TEST_F(StreamPlanTest, OnAFastLinkChunksAreReadToTheirEndsAndDecodedAtOnce)
     EXPECT_TRUE(cg_stream_is_settled(&stream.s));
 }
 
-TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLessMayHaveToDo)
+TEST_F(StreamPlanTest, RangesAreOnPagesAndNoMoreThanHalfTheWindowWhereLessMayHaveToDo)
 {
     const struct {
         const char *what;
@@ -278,8 +278,8 @@ TEST_F(StreamPlanTest, RangesAreOnPagesAndNotLongerThanTheLinkMovesIn50MsWhereLe
     } cases[] = {
         {"an unknown link", 0, 0, 100 * SECOND, 16 * KIB + 4096},
         {"a slow one", 100e3, 0, 100 * SECOND, 16 * KIB + 4096},
-        {"one that is not fast enough for everything", 1e6, 0, 5 * SECOND, 50 * KB + 4096},
-        {"one that is", 1e6, 0, 100 * SECOND, 30 * KB + 4096},
+        {"one that is not fast enough for everything", 1e6, 0, 5 * SECOND, 15 * KB + 4096},
+        {"one that is", 1e6, 0, 100 * SECOND, 15 * KB + 4096},
         {"a fast one", 1e9, 0, 100 * SECOND, 1024 * KIB},
         {"of one level all is read", 0, CG_L1, 100 * SECOND, 1024 * KIB},
         {"also over a slow link", 100e3, CG_L1, 5 * SECOND, 1024 * KIB},
@@ -346,11 +346,12 @@ TEST_F(StreamPlanTest, OverASlowLinkAFilesFirstRangeComesAloneUnlessTheLookUpHas
         EXPECT_EQ(next() == nullptr, c.is_alone);
         ended(first, true);
         EXPECT_NE(next(), nullptr);
-        EXPECT_NE(next(), nullptr) << "of a file that is open, several";
+        begin_all();
+        EXPECT_GE(plan.n_reading, 2u) << "of a file that is open, several";
     }
 }
 
-TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesIn60MillisecondsAndTwoRoundTrips)
+TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesIn30MillisecondsAndTwoRoundTrips)
 {
     const struct {
         const char *what;
@@ -360,8 +361,8 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesIn60MillisecondsAndTw
         uint32_t want; // of 200 kB each
         double latency_ns;
     } cases[] = {
-        {"three chunks", 10e6 * 1.1, 16, 100000 * KB, 3, 0},
-        {"and two round trips, of a store that is near", 12.5e6, 16, 100000 * KB, 4, 2.9e6},
+        {"three chunks", 20e6 * 1.1, 16, 100000 * KB, 3, 0},
+        {"and two round trips, of a store that is near", 24e6, 16, 100000 * KB, 4, 2.9e6},
         {"depth", 1e9, 5, 100000 * KB, 5, 0},
         {"depth of one", 1e9, 1, 100000 * KB, 1, 0},
         {"staging memory", 1e9, 16, 800 * KB, 4, 0},
@@ -392,7 +393,7 @@ TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive
         speeds.latency_ns = latency_ns;
         add(&stream);
         const uint64_t busy = under_way(400 * MS);
-        EXPECT_GT(busy, 3000 * KB);
+        EXPECT_GT(busy, 2500 * KB);
 
         for (Stream *of : {&stream, &level}) {
             Stream again(20, 100 * SECOND, of == &level ? CG_L1 : 0);
@@ -402,7 +403,7 @@ TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive
             add(&again);
             const uint64_t idle = under_way(600 * MS);
             if (of == &level) {
-                EXPECT_GT(idle, 3000 * KB);
+                EXPECT_GT(idle, 2500 * KB);
                 continue;
             }
             EXPECT_GT(idle, 64 * KIB);
