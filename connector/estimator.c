@@ -208,7 +208,7 @@ static void set_aside(cg_link_meter *meter, uint64_t begun_ns, double bytes, uin
     }
 }
 
-static int is_from_memory(uint64_t bytes, double duration_ns)
+bool cg_link_is_from_memory(uint64_t bytes, double duration_ns)
 {
     return duration_ns < MEMORY_NS && (double)bytes * 8e9 > MEMORY_BPS * duration_ns;
 }
@@ -248,7 +248,7 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
     if (read != NULL)
         *read = (cg_link_read){0};
     const double duration_ns = now_ns > begun_ns ? (double)(now_ns - begun_ns) : 0;
-    if (bytes > 0 && is_from_memory(bytes, duration_ns)) {
+    if (bytes > 0 && cg_link_is_from_memory(bytes, duration_ns)) {
         const double bps = (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1);
         e->memory_bps =
             e->memory_bps > 0 ? MEMORY_KEEP * e->memory_bps + (1 - MEMORY_KEEP) * bps : bps;

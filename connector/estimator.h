@@ -105,6 +105,9 @@ typedef struct cg_link_mark {
     double share_ns; /* the meter's when it began */
 } cg_link_mark;
 
+/* Whether bytes came sooner than a network and a server could bring them: from the page cache. */
+bool cg_link_is_from_memory(uint64_t bytes, double duration_ns);
+
 /* A read of so many bytes begins. Returns what cg_link_meter_end() wants back. */
 cg_link_mark cg_link_meter_begin(cg_link_meter *meter, uint64_t bytes, uint64_t now_ns);
 /* The read that began at begun_ns, when cg_link_meter_begin() returned mark, ended with so many

@@ -13,10 +13,10 @@
  * never makes a plan worse.
  *
  * The prediction: chunks are read in order at the link's speed. Each is decoded, on all threads,
- * when its last byte is there. Where even a slow link has time for everything, chunks are read to
- * their ends one after the other, so that decoding starts early. Levels in files of their own (L0;
- * chunks that don't nest) cannot be cut short. So they are chosen before anything is read of a
- * chunk, by what a slow link can do.
+ * when its last byte is there. Where there is slack (has_slack below), chunks are read to their
+ * ends one after the other, so that decoding starts early. Levels in files of their own (L0; chunks
+ * that don't nest) cannot be cut short. So they are chosen before anything is read of a chunk, by
+ * what a slow link can do.
  *
  * The method is the greedy one for the knapsack with increments; for nested increments of falling
  * benefit it is optimal up to the last step. tests/connector/extents_test.cc compares it with an

@@ -421,8 +421,7 @@ static bool is_far(const cg_speeds *speeds)
     return speeds->latency_ns >= CG_FAR_NS;
 }
 
-/* What must be under way of a far store for the link to be busy, and the most that may be of any.
- */
+/* What must be under way for the link to be busy. */
 static double busy_bytes(const cg_speeds *speeds, double link_bps)
 {
     return link_bps / 8 * (STORE_MS / 1e3 + 2 * speeds->latency_ns / 1e9);
@@ -432,6 +431,17 @@ static double most_window_bytes(const cg_speeds *speeds, double link_bps)
 {
     const double s = (is_far(speeds) ? WINDOW_MS : NEAR_WINDOW_MS) / 1e3;
     return link_bps / 8 * (s + 2 * speeds->latency_ns / 1e9);
+}
+
+/* How much may be under way, of chunks of which chunk_bytes must arrive. Reads that share the link
+ * end together. So of a far store, what is more than the link needs to be busy only delays the
+ * first chunks, and decoding with them. */
+static double full_window_bytes(const cg_speeds *speeds, double link_bps, uint64_t chunk_bytes)
+{
+    const double most = most_window_bytes(speeds, link_bps);
+    const double chunks = WINDOW_CHUNKS * (double)chunk_bytes, busy = busy_bytes(speeds, link_bps);
+    const double bytes = chunks > busy ? chunks : busy;
+    return !is_far(speeds) || bytes > most ? most : bytes;
 }
 
 /* What is to be planned, as things are now. */
@@ -447,10 +457,11 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
                            .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                            .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
                            .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
-                           .window_bytes = is_far(speeds) ? busy_bytes(speeds, link_bps)
-                                                          : most_window_bytes(speeds, link_bps),
                            .decoding_ns = fill_items(plan, speeds, now_ns)};
     plan->input.n_chunks = plan->n_items;
+    if (plan->n_items > 0)
+        plan->input.window_bytes =
+            full_window_bytes(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
     if (!(plan->input.low_bps > 0))
         plan->input.low_bps = 1;
     plan->planned_at_ns = now_ns;
@@ -536,20 +547,23 @@ static double measured_bps(const cg_speeds *speeds)
     return cg_estimator_bps(&speeds->link);
 }
 
-/* How much may be under way. Reads that share the link end together. So of a far store, what is
- * more than the link needs to be busy only delays the first chunks, and decoding with them. */
+/* The window of a stream's reads. */
 static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
                            const cg_speeds *speeds, double link_bps)
 {
-    const double most = most_window_bytes(speeds, link_bps);
     const uint8_t level = cg_stream_must_level(stream, index);
-    const double chunks = WINDOW_CHUNKS * (double)stream->sizes[index].bytes[level];
-    const double busy = busy_bytes(speeds, link_bps), bytes = chunks > busy ? chunks : busy;
-    const double window = !is_far(speeds) || is_papers(stream) || bytes > most ? most : bytes;
+    const double window =
+        is_papers(stream) ? most_window_bytes(speeds, link_bps)
+                          : full_window_bytes(speeds, link_bps, stream->sizes[index].bytes[level]);
+    if (!cg_stream_is_anytime(stream))
+        return window;
     /* A link that is slower now brings what is under way before all that will be asked for. Where
-     * nothing is read but what must arrive, that is no loss. */
-    const double sure = FIRST_WINDOW + 2 * (double)plan->bytes_since_idle;
-    return !cg_stream_is_anytime(stream) || window < sure ? window : sure;
+     * nothing is read but what must arrive, that is no loss. Less than keeps the link busy would be
+     * measured as a slow link. */
+    const double busy = busy_bytes(speeds, link_bps);
+    const double sure =
+        (busy > FIRST_WINDOW ? busy : FIRST_WINDOW) + 2 * (double)plan->bytes_since_idle;
+    return window < sure ? window : sure;
 }
 
 /* A range of a far store, of most_bytes at most. Those that begin together are of different size:
@@ -772,7 +786,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     uint64_t to;
     uint8_t file_level;
     plan->must_free_bytes = 0;
-    if (plan->n_reading == 0 && now_ns > plan->quiet_since_ns + IDLE_MS * UINT64_C(1000000))
+    if (now_ns > plan->came_ns + IDLE_MS * UINT64_C(1000000))
         plan->bytes_since_idle = 0;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
@@ -839,9 +853,12 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     plan->bytes_reading -= read.bytes;
     plan->quiet_since_ns = ended_ns;
     plan->has_failed = n_bytes == 0;
-    plan->bytes_since_idle += n_bytes;
     if (n_bytes > 0)
         plan->alive_ns = ended_ns;
+    if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, left_ns(ended_ns, read.submitted_ns))) {
+        plan->came_ns = ended_ns;
+        plan->bytes_since_idle += n_bytes;
+    }
     plan->is_stale = true;
     stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
                                          read.submitted_ns, ended_ns, &speeds->link);

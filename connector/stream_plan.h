@@ -80,7 +80,8 @@ typedef struct cg_stream_plan {
     uint32_t n_reading;
     uint64_t bytes_reading, bytes_held, bytes_decoding, last_id;
     uint64_t quiet_since_ns;   /* no read has ended since */
-    uint64_t bytes_since_idle; /* that came, since the link was last idle for long */
+    uint64_t came_ns;          /* when bytes came over the link last */
+    uint64_t bytes_since_idle; /* that came over it, since none had come for a while */
     uint64_t alive_ns;         /* bytes arrived, or it was idle, and not because reads failed */
     uint64_t patience_ns;      /* for so long nothing may arrive of what is under way */
     bool has_failed;           /* the read that ended last */
