@@ -511,14 +511,19 @@ inline std::vector<uint32_t> make_tokens(uint32_t n_tokens, uint64_t seed,
 }
 
 // Elements of one dtype, from and to floats.
+inline uint64_t element_bits(unsigned dtype, float value)
+{
+    switch (dtype) {
+    case CG_DTYPE_FP32: return cg_f32_bits(value);
+    case CG_DTYPE_FP8_E4M3: return cg_e4m3_from_f32(value);
+    case CG_DTYPE_FP8_E5M2: return cg_e5m2_from_f32(value);
+    case CG_DTYPE_BF16: return cg_bf16_from_f32(value);
+    default: return cg_fp16_from_f32(value);
+    }
+}
 inline void put_element(Bytes *out, unsigned dtype, float value)
 {
-    if (dtype == CG_DTYPE_FP32)
-        put(out, cg_f32_bits(value), 4);
-    else if (dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2)
-        put(out, dtype == CG_DTYPE_FP8_E4M3 ? cg_e4m3_from_f32(value) : cg_e5m2_from_f32(value), 1);
-    else
-        put(out, dtype == CG_DTYPE_BF16 ? cg_bf16_from_f32(value) : cg_fp16_from_f32(value), 2);
+    put(out, element_bits(dtype, value), cg_dtype_bytes(dtype));
 }
 inline std::vector<float> to_floats(const Bytes &elements, unsigned dtype)
 {

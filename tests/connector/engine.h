@@ -183,26 +183,25 @@ class Engine
                            (head - heads_.first) * layout_.head_stride[plane] +
                            t * layout_.token_stride[plane] + d * layout_.dim_stride[plane])];
     }
-    // What the model computes: an element depends on everything before it.
-    void value(const Tokens &tokens, uint32_t token, uint32_t layer, uint32_t plane, uint32_t head,
-               uint32_t d, uint8_t *out) const
+    // What the model computes: an element depends on everything before it. Once for all elements:
+    // value() of a token's hash.
+    static std::vector<uint32_t> prefix_hashes(const Tokens &tokens)
     {
-        if (prefix_hash_.size() != tokens.size() || memo_ != tokens) {
-            memo_ = tokens;
-            prefix_hash_.resize(tokens.size());
-            uint32_t hash = 1;
-            for (size_t i = 0; i < tokens.size(); i++)
-                prefix_hash_[i] = hash = hash * 16777619u ^ tokens[i];
-        }
-        uint32_t x =
-            prefix_hash_[token] ^ (((layer * 2 + plane) * 64 + head) * 1024 + d) * 2654435761u;
+        std::vector<uint32_t> hashes;
+        uint32_t hash = 1;
+        for (const uint32_t token : tokens)
+            hashes.push_back(hash = hash * 16777619u ^ token);
+        return hashes;
+    }
+    void value(uint32_t prefix_hash, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
+               uint8_t *out) const
+    {
+        uint32_t x = prefix_hash ^ (((layer * 2 + plane) * 64 + head) * 1024 + d) * 2654435761u;
         x ^= x >> 15;
         x *= 2246822519u;
         x ^= x >> 13;
-        thread_local Bytes bytes; // its memory serves again
-        bytes.clear();
-        put_element(&bytes, dtype_, amplitude * (static_cast<float>(x % 4096) / 1024 - 2));
-        memcpy(out, bytes.data(), bytes.size());
+        const float f = amplitude * (static_cast<float>(x % 4096) / 1024 - 2);
+        cg_put_le(out, element_bytes(), element_bits(dtype_, f));
     }
     template <typename Visit> void for_each(uint32_t from, uint32_t to, Visit visit)
     {
@@ -217,9 +216,10 @@ class Engine
     }
     void prefill(const Tokens &tokens)
     {
+        const std::vector<uint32_t> hashes = prefix_hashes(tokens);
         for_each(0, static_cast<uint32_t>(tokens.size()),
                  [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
-                     uint8_t *at) { value(tokens, token, layer, plane, head, d, at); });
+                     uint8_t *at) { value(hashes[token], layer, plane, head, d, at); });
     }
     void poison()
     {
@@ -232,12 +232,13 @@ class Engine
     // Largest difference from what the model computes, over tokens [from, to).
     double error_of(const Tokens &tokens, uint32_t from, uint32_t to)
     {
+        const std::vector<uint32_t> hashes = prefix_hashes(tokens);
         double worst = 0;
         for_each(from, to,
                  [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
                      uint8_t *at) {
                      uint8_t want[4];
-                     value(tokens, token, layer, plane, head, d, want);
+                     value(hashes[token], layer, plane, head, d, want);
                      if (memcmp(want, at, element_bytes()) == 0)
                          return;
                      const Bytes a(at, at + element_bytes()), b(want, want + element_bytes());
@@ -485,8 +486,6 @@ class Engine
     cachegen_kv_layout layout_ = {};
     Heads heads_;
     uint8_t dtype_ = 0;
-    mutable Tokens memo_;
-    mutable std::vector<uint32_t> prefix_hash_;
 };
 
 // The root of the chain of keys, and the key of one of the chunks, of 32 tokens.

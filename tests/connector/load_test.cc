@@ -799,13 +799,14 @@ TEST_P(LoadTest, BlocksOfSavedChunksHaveTheStepsThatTheirKAndVAskFor)
         // As the codec's own function makes it, which weighs, too.
         const cg_chunk_header &h = chunk.header;
         Bytes elements(cg_geometry_elements(&h.geometry, h.n_tokens) * 2), want;
+        const std::vector<uint32_t> hashes = Engine::prefix_hashes(tokens);
         uint8_t *at = elements.data();
         for (uint32_t layer = 0; layer < h.geometry.n_layers; layer++)
             for (uint32_t plane = 0; plane < 2; plane++)
                 for (uint32_t t = h.first_position; t < h.first_position + h.n_tokens; t++)
                     for (uint32_t head = 0; head < h.geometry.n_kv_heads; head++)
                         for (uint32_t d = 0; d < h.geometry.head_dim; d++, at += 2)
-                            engine.value(tokens, t, layer, plane, head, d, at);
+                            engine.value(hashes[t], layer, plane, head, d, at);
         const Tokens of_chunk(tokens.begin() + h.first_position,
                               tokens.begin() + h.first_position + h.n_tokens);
         ASSERT_EQ(encode(store.profile.get(), h, of_chunk, elements, CG_L1, &want, 1, CG_L3),
