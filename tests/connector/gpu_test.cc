@@ -104,7 +104,7 @@ TEST_F(GpuTest, ChunksAreDecodedTogetherAndFailAlone)
     ASSERT_EQ(chunks.size(), 18u);
     standin().n_decoded_together();
     size_t n_together = 0;
-    for (size_t i = 0; i < 6; i++) {
+    for (const size_t i : {0, 2, 5}) {
         SCOPED_TRACE(i);
         const Bytes good = store.dir.read(chunks[i]);
         Bytes bad = good;
