@@ -25,6 +25,7 @@ except ImportError as error:
     print(f"skipped: {error}: no step of a scheduler was planned")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
 from cachegen import abi  # noqa: E402
+from cachegen.vllm.after_load import AfterLoad  # noqa: E402
 from cachegen.vllm.arrivals import Arrivals  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.messages import LoadReport, WorkerReport  # noqa: E402
@@ -168,6 +169,58 @@ class WishesTest(unittest.TestCase):
                 options = parse_options({"cachegen.ttft_budget_ms": budget_ms})
                 passed_on = abi.make_request(array.array("I", [1]), ttft_budget_ns=options.ttft_budget_ns)
                 self.assertEqual(passed_on.ttft_budget_ns, want_ns)
+
+
+class AfterLoadTest(unittest.TestCase):
+    MS = 10**6
+
+    def ahead_ms(self, after, others_due=()):
+        return after.ahead(1000 * self.MS, [ms * self.MS for ms in others_due]) / self.MS
+
+    def test_what_the_engine_took_is_left_and_of_what_varies_more(self):
+        after = AfterLoad()
+        self.assertEqual(self.ahead_ms(after, [900, 1000]), 0)
+        after.note_step(20 * self.MS)
+        self.assertGreaterEqual(self.ahead_ms(after), 40)
+        for i in range(50):
+            after.note(i * 10**9, i * 10**9 + 80 * self.MS, 500 * self.MS, 0)
+        self.assertAlmostEqual(self.ahead_ms(after), 80, delta=1)
+        for i in range(50, 100):
+            after.note(i * 10**9, i * 10**9 + (60, 100)[i % 2] * self.MS, 500 * self.MS, 0)
+        self.assertGreater(self.ahead_ms(after), 100)
+
+    def test_others_that_are_due_shortly_before_are_computed_before(self):
+        after = AfterLoad()
+        for i in range(50):
+            after.note(i * 10**9, i * 10**9 + 80 * self.MS, 500 * self.MS, 0)
+        self.assertAlmostEqual(self.ahead_ms(after, [999, 1002]), 160, delta=2)  # each as long, until that is known
+        at = 100 * 10**9
+        for _ in range(50):  # three in a step, and a fourth in the next one
+            at += 10**9
+            for n_left in (2, 1, 0):
+                after.note(at, at + 140 * self.MS, 500 * self.MS, n_left)
+            after.note(at, at + 170 * self.MS, 500 * self.MS, 0)
+        self.assertAlmostEqual(self.ahead_ms(after), 80, delta=1)
+        self.assertAlmostEqual(self.ahead_ms(after, [999, 998, 997, 1002]), 80 + 3 * 30, delta=5)
+        self.assertAlmostEqual(self.ahead_ms(after, [999, 600]), 80 + 30, delta=2)
+        self.assertAlmostEqual(self.ahead_ms(after, [999, 895, 600]), 80 + 2 * 30, delta=4)
+
+    def test_a_request_that_comes_with_others_leaves_them_time(self):
+        store = Store(hit=128, answers=False)
+        made = scheduler(store)
+        now = time.time()
+        made._after_load.note(0, 50 * self.MS, 10**9, 0)
+        spent_ms = []
+        for i in range(3):
+            made.matched_tokens(request(f"r{i}", arrival_time=now), 0)
+            spent_ms.append(store.spent_ns / self.MS)
+        self.assertGreaterEqual(spent_ms[0], 50)
+        self.assertGreaterEqual(spent_ms[1], 2 * 50)
+        self.assertGreaterEqual(spent_ms[2], 3 * 50)
+        made.finish(request("r0"), ((),))
+        made.finish(request("r1"), ((),))
+        made.matched_tokens(request("r3", arrival_time=now), 0)
+        self.assertLess(store.spent_ns / self.MS, spent_ms[2])
 
 
 class ArrivalsTest(unittest.TestCase):
@@ -1044,7 +1097,7 @@ class MeasureTest(unittest.TestCase):
 
     def test_what_the_engine_takes_after_a_load_is_left_of_the_next_budget(self):
         ms, now_ns = 10**6, 10**12
-        for n_loaded, after_ns, want_ns in ((192, 40 * ms, 40 * ms), (192, 10**10, 250 * ms), (64, 40 * ms, 0)):
+        for n_loaded, after_ns, want_ns in ((192, 40 * ms, 60 * ms), (192, 10**10, 375 * ms), (64, 40 * ms, 0)):
             with self.subTest(f"{n_loaded} {after_ns}"):
                 with unittest.mock.patch("time.monotonic_ns", lambda: now_ns):
                     made = self.loaded(loads=((n_loaded, 0),))

@@ -20,6 +20,7 @@ import time
 
 from cachegen import abi
 from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
+from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata
@@ -75,7 +76,8 @@ class Scheduler:
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
         self._n_shared = 0  # requests that waited for the load of another one
-        self._after_load_ns = 0  # that the engine takes from a load's end to the first token
+        self._after_load = AfterLoad()
+        self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
         self._provenance = Provenance(library.unknown_level)
@@ -230,7 +232,8 @@ class Scheduler:
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
             state.spent_ns = int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
-            ahead_ns = min(self._after_load_ns, self._budget_ns(state) // 4)
+            others_due = (self._due_ns(s) for s in self.states.values() if s is not state and self._may_load(s))
+            ahead_ns = min(self._after_load.ahead(self._due_ns(state), others_due), self._budget_ns(state) // 2)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
         hit = cg.lookup_poll(state.lookup)
         if hit is None:
@@ -292,7 +295,11 @@ class Scheduler:
 
     def _is_loading(self, req_id):
         state = self.states.get(req_id)
-        return state is not None and state.load is not None and not state.has_begun and not state.failed
+        return state is not None and self._loads(state)
+
+    @staticmethod
+    def _loads(state):
+        return state.load is not None and not state.has_begun and not state.failed
 
     def _serves(self, other, state, n_tokens):
         """Whether the first n_tokens that another request loads may be used for this one."""
@@ -390,9 +397,13 @@ class Scheduler:
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
-        first_tokens, self._first_tokens = self._first_tokens, []  # of the last step
-        for state in first_tokens:
+        for state in self._first_tokens:  # of the last step
             self._count_budget(state)
+        self._first_tokens = []
+        now_ns, n_tokens = time.monotonic_ns(), scheduler_output.total_num_scheduled_tokens
+        if self._small_step_ns:
+            self._after_load.note_step(now_ns - self._small_step_ns)
+        self._small_step_ns = now_ns if 0 < n_tokens <= SAMPLE_MIN_TOKENS else 0
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
                 self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
@@ -491,6 +502,14 @@ class Scheduler:
     def _budget_ns(self, state):
         return state.options.ttft_budget_ns or self.library.ttft_budget_ns
 
+    def _due_ns(self, state):
+        """When the first token of a request is due that was looked up."""
+        return state.lookup_started_ns - state.spent_ns + self._budget_ns(state)
+
+    def _may_load(self, state):
+        """Whether a request's first token is made behind a load, as far as is known."""
+        return state.lookup is not None or self._loads(state) or state.awaits_first_token
+
     @guarded(nothing)
     def _count_budget(self, state):
         """The step that made the request's first token is over."""
@@ -500,8 +519,8 @@ class Scheduler:
         now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
         # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
         if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
-            after_ns = min(now_ns - state.load_ended_ns, budget_ns // 4)
-            self._after_load_ns = (4 * self._after_load_ns + after_ns) // 5 if self._after_load_ns else after_ns
+            n_together = sum(other.awaits_first_token for other in self._first_tokens)
+            self._after_load.note(state.load_ended_ns, now_ns, budget_ns // 4, n_together)
         ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
         self._n_met, self._n_missed = self._n_met + (ratio <= 1), self._n_missed + (ratio > 1)
         self._observe("budget_ratio", ratio)
