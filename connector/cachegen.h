@@ -372,6 +372,12 @@ CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens
 CACHEGEN_API void cachegen_report_prefill_at(cachegen *connector, uint32_t n_tokens,
                                              uint64_t n_pairs, uint64_t duration_ns);
 
+/* For a connector that carries loads out and does not look up, such as an engine's worker: prompts
+ * of n_tokens in all, less what the engine has of them, are being looked up elsewhere. Loads that
+ * are under way leave the link time for them, and keep it free enough for the look-ups' questions.
+ * It holds for a second, or until the next call. Look-ups of this connector count by themselves. */
+CACHEGEN_API void cachegen_expect(cachegen *connector, uint64_t n_tokens);
+
 /* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
  * tells it how a load in another process went, from which it learns the speeds. bytes_read were
  * read in read_ns; where this process has read, too, it has measured that itself, and they are left

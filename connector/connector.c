@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static const uint64_t EXPECTED_NS = 1000000000; /* what cachegen_expect() says holds so long */
+
 uint32_t cachegen_abi_version(void)
 {
     return CACHEGEN_ABI_VERSION;
@@ -473,6 +475,19 @@ void cachegen_report_prefill_at(cachegen *c, uint32_t n_tokens, uint64_t n_pairs
         return;
     pthread_mutex_lock(&rt->lock);
     cg_prefills_add(&rt->speeds.prefills, n_tokens, n_pairs, duration_ns);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+void cachegen_expect(cachegen *c, uint64_t n_tokens)
+{
+    cg_runtime *rt = c != NULL ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return;
+    pthread_mutex_lock(&rt->lock);
+    const bool is_less = n_tokens < rt->stream_plan.expected_tokens;
+    cg_stream_plan_expect(&rt->stream_plan, n_tokens, cg_now_ns() + EXPECTED_NS);
+    if (is_less && rt->stream_plan.streams != NULL)
+        cg_runtime_wake_reader(rt);
     pthread_mutex_unlock(&rt->lock);
 }
 

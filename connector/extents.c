@@ -268,11 +268,17 @@ static void make_trees(const cg_extents_input *in, cg_extents_plan *plan)
     }
 }
 
+/* What is read between the chunks that can be refined and the refinements. */
 static cg_extents_row rest_of(const cg_extents_input *in, const cg_extents_plan *plan, int tree)
 {
     cg_extents_row rest = NOTHING;
     for (size_t i = plan->n_own; i < in->n_chunks; i++) {
         const cg_extents_row row = row_of_chunk(in, plan, i, ns_per_byte_of(in, tree));
+        rest = join(&rest, &row);
+    }
+    if (in->expected_bytes > 0) {
+        const cg_extents_row row =
+            row_of(in->expected_bytes * ns_per_byte_of(in, tree), in->expected_decode_ns, INFINITY);
         rest = join(&rest, &row);
     }
     return rest;
@@ -416,21 +422,22 @@ static bool are_in_time(const cg_extents_input *in, const cg_extents_plan *plan,
     return p.in_time;
 }
 
-/* What may be under way of what is planned before it is seen that the link is slower. */
+/* What more may be under way of what is planned before it is seen that the link is slower. */
 static double most_under_way(const cg_extents_input *in, const cg_extents_plan *plan)
 {
-    double bytes = in->queued_bytes;
+    double bytes = 0;
     for (size_t i = 0; i < in->n_chunks; i++)
         bytes += bytes_to(&in->chunks[i], plan->levels[i]);
-    return smaller(bytes, in->queued_bytes + in->window_bytes);
+    return smaller(bytes, in->window_bytes);
 }
 
 /* Whether even half of what the link will very likely do is enough for what is planned, and a tenth
  * of what it does for what must arrive: the link may become so slow before that has. */
 static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
 {
-    return are_in_time(in, plan, false, in->queued_bytes, in->low_bps / 2) &&
-           are_in_time(in, plan, true, most_under_way(in, plan), in->link_bps / 10);
+    const double queued_bytes = in->queued_bytes + in->expected_bytes;
+    return are_in_time(in, plan, false, queued_bytes, in->low_bps / 2) &&
+           are_in_time(in, plan, true, queued_bytes + most_under_way(in, plan), in->link_bps / 10);
 }
 
 /* All that is read: what must arrive, then the refinements, which stand in steps[], too. */

@@ -5,8 +5,9 @@
  * what follows refines it. So a load reads coarse first and refines while there is time. A wrong
  * estimate of the link then costs quality and not the deadline, and no byte is read twice.
  *
- * The floor of a chunk is the level that must arrive. Floors go first, in the order given. Then
- * come the refinements, by benefit (KL divergence saved) per unit of time (of reading and
+ * The floor of a chunk is the level that must arrive. Floors go first, in the order given. Behind
+ * them the link is left to the floors of loads that are likely to come. Then come the refinements,
+ * by benefit (KL divergence saved) per unit of time (of reading and
  * decoding). A step is planned only if everything planned still ends in time. If a load's floors
  * cannot all be in time, it is not refined. Others may be refined even if that makes it later
  * still. When a step does not fit, the best one that fits is taken and planning ends. So more time
@@ -57,8 +58,10 @@ typedef struct cg_extents_input {
     size_t n_chunks;
     double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
     double queued_bytes;      /* under way */
-    double window_bytes;      /* may be under way at most, but for a few small reads */
-    double decoding_ns;       /* of what is being decoded, wall time */
+    double expected_bytes,
+        expected_decode_ns; /* what must arrive of loads that are likely to come */
+    double window_bytes;    /* may be under way at most, but for a few small reads */
+    double decoding_ns;     /* of what is being decoded, wall time */
 } cg_extents_input;
 
 /* Read the chunk's file of this level up to bytes[level] from where it was read to before. */
@@ -86,7 +89,8 @@ typedef struct cg_extents_plan {
     cg_extent *extents; /* [n_chunks * CG_N_LEVELS], in the order of reading */
     size_t n_extents;
     bool in_time;   /* all that must arrive is predicted to */
-    bool has_slack; /* at half the speed all is in time, and at a tenth what must arrive */
+    bool has_slack; /* at half the speed all is in time, and at a tenth what must arrive, also
+                       behind what is expected */
     double kl;      /* of all chunks at these levels */
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */

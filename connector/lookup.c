@@ -28,6 +28,7 @@ struct cachegen_lookup {
     uint32_t from_token;
     uint8_t level_plus_1;         /* 0: the controller chooses */
     uint64_t budget_ns, spent_ns; /* spent before the look-up */
+    uint32_t asked_tokens;        /* that loads were told of; 0: the answer was there at once */
     double max_kl;                /* of what is loaded; 0: any */
     cg_prefix prefix;
 
@@ -216,10 +217,19 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
     }
 }
 
+/* With the lock held: loads under way expect a load of so many tokens more, or fewer. */
+static void expect(cg_runtime *rt, int64_t n_tokens)
+{
+    cg_stream_plan_ask(&rt->stream_plan, rt->stream_plan.asked_tokens + (uint64_t)n_tokens);
+    if (n_tokens < 0 && rt->stream_plan.streams != NULL)
+        cg_runtime_wake_reader(rt); /* there may be time for more */
+}
+
 /* With the lock held. */
 static void finish(cg_runtime *rt, cachegen_lookup *l)
 {
     decide(rt, l);
+    expect(rt, -(int64_t)l->asked_tokens);
     rt->stats.lookups++;
     rt->stats.lookup_hits += l->hit.hit_tokens > l->from_token;
     rt->stats.lookup_ns += cg_now_ns() - l->op.started_ns;
@@ -504,8 +514,11 @@ cachegen_status cachegen_lookup_start_with(cachegen *connector, const cachegen_r
             skip(rt, l);
         else if (known)
             finish(rt, l);
-        else
+        else {
+            l->asked_tokens = l->prefix.n_tokens - from_token;
+            expect(rt, l->asked_tokens);
             cg_operation_put(&rt->lookups, &l->op);
+        }
     }
     pthread_mutex_unlock(&rt->lock);
     if (status == CG_OK) {

@@ -154,6 +154,25 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
         }
 }
 
+void cg_stream_plan_ask(cg_stream_plan *plan, uint64_t asked_tokens)
+{
+    plan->is_stale = plan->is_stale || asked_tokens != plan->asked_tokens;
+    plan->asked_tokens = asked_tokens;
+}
+
+void cg_stream_plan_expect(cg_stream_plan *plan, uint64_t expected_tokens, uint64_t until_ns)
+{
+    plan->is_stale = plan->is_stale || expected_tokens != plan->expected_tokens;
+    plan->expected_tokens = expected_tokens;
+    plan->expected_until_ns = expected_tokens > 0 ? until_ns : 0;
+}
+
+static double expected_tokens(const cg_stream_plan *plan, uint64_t now_ns)
+{
+    const bool is_told = now_ns < plan->expected_until_ns;
+    return (double)plan->asked_tokens + (is_told ? (double)plan->expected_tokens : 0);
+}
+
 /* Since when nothing has come although something should. */
 static double quiet_ns(const cg_stream_plan *plan, uint64_t now_ns)
 {
@@ -408,8 +427,16 @@ static bool has_run_out(const cg_stream_plan *plan)
     return plan->is_stale && plan->next_extent >= plan->planned.n_extents;
 }
 
+/* Whether what the last plan left time for is not expected any more. */
+static bool has_lapsed(const cg_stream_plan *plan, uint64_t now_ns)
+{
+    return now_ns >= plan->expected_until_ns && plan->planned_at_ns < plan->expected_until_ns;
+}
+
 static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
 {
+    if (has_lapsed(plan, now_ns))
+        return false;
     if (!plan->is_stale)
         return true;
     return plan->n_items > MANY_ITEMS && !has_run_out(plan) && !plan->has_others &&
@@ -444,6 +471,23 @@ static double full_window_bytes(const cg_speeds *speeds, double link_bps, uint64
     return !is_far(speeds) || bytes > most ? most : bytes;
 }
 
+/* What must arrive of expected streams, as of those that are planned. */
+static void add_expected(cg_stream_plan *plan, uint64_t now_ns)
+{
+    const double n_expected = expected_tokens(plan, now_ns);
+    double n_tokens = 0, bytes = 0, decode_ns = 0;
+    for (size_t i = 0; n_expected > 0 && i < plan->n_items; i++) {
+        const cg_extents_chunk *item = &plan->items[i];
+        n_tokens += plan->refs[i].stream->sizes[plan->refs[i].chunk_index].n_tokens;
+        bytes += (double)item->bytes[item->floor];
+        decode_ns += item->decode_ns[item->floor];
+    }
+    if (n_tokens > 0) {
+        plan->input.expected_bytes = n_expected * bytes / n_tokens;
+        plan->input.expected_decode_ns = n_expected * decode_ns / n_tokens;
+    }
+}
+
 /* What is to be planned, as things are now. */
 static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
@@ -464,6 +508,7 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
             full_window_bytes(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
     if (!(plan->input.low_bps > 0))
         plan->input.low_bps = 1;
+    add_expected(plan, now_ns);
     plan->planned_at_ns = now_ns;
     plan->is_stale = plan->has_others = false;
 }
@@ -473,12 +518,13 @@ void cg_stream_plan_make(cg_stream_plan *plan)
 {
     cg_extents_input input = plan->input;
     cg_extents_plan_make(&plan->planned, &input);
-    /* The same for a faster link: what even that one would not read is not waited for. Where
-     * nothing may be refined it is the same plan. */
+    /* The same for a faster link, and if nobody else comes: what even then would not be read is not
+     * waited for. Where nothing may be refined it is the same plan. */
     plan->any_open = false;
     for (size_t i = 0; i < plan->n_items && !plan->any_open; i++)
         plan->any_open = !plan->items[i].is_closed;
     input.link_bps *= HOPE;
+    input.expected_bytes = input.expected_decode_ns = 0;
     if (plan->any_open)
         cg_extents_plan_make(&plan->hoped, &input);
 }
@@ -561,8 +607,9 @@ static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, 
      * nothing is read but what must arrive, that is no loss. Less than keeps the link busy would be
      * measured as a slow link. */
     const double busy = busy_bytes(speeds, link_bps);
-    const double sure =
-        (busy > FIRST_WINDOW ? busy : FIRST_WINDOW) + 2 * (double)plan->bytes_since_idle;
+    double sure = busy > FIRST_WINDOW ? busy : FIRST_WINDOW;
+    if (!plan->is_expecting)
+        sure += 2 * (double)plan->bytes_since_idle;
     return window < sure ? window : sure;
 }
 
@@ -788,6 +835,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     plan->must_free_bytes = 0;
     if (now_ns > plan->came_ns + IDLE_MS * UINT64_C(1000000))
         plan->bytes_since_idle = 0;
+    plan->is_expecting = expected_tokens(plan, now_ns) > 0;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
     const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
@@ -992,6 +1040,8 @@ bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t ch
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
     uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
+    if (plan->streams != NULL && plan->planned_at_ns < plan->expected_until_ns)
+        wake_ns = smaller(wake_ns, plan->expected_until_ns);
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
         const uint64_t silent_ns = cg_stream_silent_ns(plan, stream);

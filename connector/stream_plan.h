@@ -79,15 +79,19 @@ typedef struct cg_stream_plan {
     cg_stream *streams; /* those that are not done, the earliest deadline first */
     uint32_t n_reading;
     uint64_t bytes_reading, bytes_held, bytes_decoding, last_id;
-    uint64_t quiet_since_ns;   /* no read has ended since */
-    uint64_t came_ns;          /* when bytes came over the link last */
-    uint64_t bytes_since_idle; /* that came over it, since none had come for a while */
-    uint64_t alive_ns;         /* bytes arrived, or it was idle, and not because reads failed */
-    uint64_t patience_ns;      /* for so long nothing may arrive of what is under way */
-    bool has_failed;           /* the read that ended last */
-    uint64_t check_ns;         /* when to look again at what may be hopeless */
-    uint64_t must_free_bytes;  /* by decoding what has arrived: the memory is needed */
-    cg_stream_read *reads;     /* [depth] */
+    uint64_t quiet_since_ns;    /* no read has ended since */
+    uint64_t came_ns;           /* when bytes came over the link last */
+    uint64_t bytes_since_idle;  /* that came over it, since none had come for a while */
+    uint64_t alive_ns;          /* bytes arrived, or it was idle, and not because reads failed */
+    uint64_t patience_ns;       /* for so long nothing may arrive of what is under way */
+    bool has_failed;            /* the read that ended last */
+    uint64_t check_ns;          /* when to look again at what may be hopeless */
+    uint64_t must_free_bytes;   /* by decoding what has arrived: the memory is needed */
+    uint64_t asked_tokens;      /* of prompts that the owner looks up */
+    uint64_t expected_tokens;   /* that others look up, as the owner was told; */
+    uint64_t expected_until_ns; /* until then that holds; 0: nothing was told */
+    bool is_expecting;          /* by either, when a read was asked for last */
+    cg_stream_read *reads;      /* [depth] */
 
     /* What was planned last: */
     bool is_stale;
@@ -112,6 +116,13 @@ void cg_stream_plan_destroy(cg_stream_plan *plan);
  * CG_ERR_NO_MEMORY: it was not added. */
 cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream);
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
+
+/* Prompts of so many tokens are being looked up, so that streams of them are likely to come. What
+ * is refined until then leaves the link time for what must arrive of them, taken to be as large a
+ * token as of the streams that are here. Little is under way meanwhile: the store's answers wait
+ * behind it. asked: to the owner, until it says otherwise. expected: elsewhere, until until_ns. */
+void cg_stream_plan_ask(cg_stream_plan *plan, uint64_t asked_tokens);
+void cg_stream_plan_expect(cg_stream_plan *plan, uint64_t expected_tokens, uint64_t until_ns);
 
 /* The streams in the order in which what must arrive is read: the first (stream is NULL), or the
  * one after it; NULL: it is the last. */

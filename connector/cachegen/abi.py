@@ -192,6 +192,7 @@ _FUNCTIONS = {  # result type, argument types
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
+    "expect": (None, [c_void_p, c_uint64]),
     "report_prefill_at": (None, [c_void_p, c_uint32, c_uint64, c_uint64]),
     "get_stats": (c_int32, [c_void_p, POINTER(Stats)]),
 }
@@ -407,6 +408,10 @@ class Connector:
             chunks_at=tuple(load.levels.count(level) for level in range(N_LEVELS)),
         )
         self._c.cachegen_report_load(self._handle, from_token, byref(progress))
+
+    def expect(self, n_tokens):
+        """Prompts of so many tokens are being looked up elsewhere."""
+        self._c.cachegen_expect(self._handle, n_tokens)
 
     def report_prefill(self, n_tokens, n_pairs, duration_ns):
         """n_pairs: the sum of the tokens' positions."""

@@ -231,6 +231,39 @@ TEST_F(ExtentsTest, DecodingBytesUnderWayAndOtherDeadlinesCount)
     EXPECT_EQ(plan.levels[3], CG_L1);
 }
 
+// Their bytes and their decoding come before the refinements; what must arrive goes before both.
+TEST_F(ExtentsTest, RefinementsLeaveTimeForLoadsThatAreLikelyToCome)
+{
+    set_left(1.4); // at 1 MB/s, of 4 * 0.1 MB that must arrive and 4 * 0.15 of the first refinement
+    make();
+    const size_t n_alone = plan.n_extents;
+    EXPECT_EQ(std::count(plan.levels, plan.levels + 4, CG_L3), 0);
+    in.expected_bytes = 600000;
+    make();
+    EXPECT_TRUE(plan.in_time);
+    EXPECT_EQ(extents().substr(0, 15), "0:3 1:3 2:3 3:3");
+    EXPECT_EQ(std::count(plan.levels, plan.levels + 4, CG_L3), 2);
+    EXPECT_LT(plan.n_extents, n_alone);
+    in.expected_decode_ns = 0.5 * S;
+    make();
+    EXPECT_EQ(extents(), "0:3 1:3 2:3 3:3") << "the decoder is free at 1.5 s";
+    in.expected_decode_ns = 0;
+    in.expected_bytes = 10e6;
+    make();
+    EXPECT_TRUE(plan.in_time) << "what must arrive is not late for others";
+    EXPECT_EQ(extents(), "0:3 1:3 2:3 3:3");
+}
+
+TEST_F(ExtentsTest, ThereIsNoSlackWithoutTimeForLoadsThatAreLikelyToCome)
+{
+    set_left(30);
+    make();
+    EXPECT_TRUE(plan.has_slack);
+    in.expected_bytes = 3e6; // at a tenth of the speed another 30 s
+    make();
+    EXPECT_FALSE(plan.has_slack);
+}
+
 TEST_F(ExtentsTest, ALoadThatIsLateInAnyCaseKeepsNoOtherFromBeingRefined)
 {
     chunks[2].load = chunks[3].load = 1;

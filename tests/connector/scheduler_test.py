@@ -222,6 +222,15 @@ class AfterLoadTest(unittest.TestCase):
         made.matched_tokens(request("r3", arrival_time=now), 0)
         self.assertLess(store.spent_ns / self.MS, spent_ms[2])
 
+    def test_steps_tell_how_much_is_being_looked_up(self):
+        made = scheduler(Store(hit=128, answers=False))
+        for name, n_tokens in (("r", 200), ("s", 300)):
+            made.matched_tokens(request(name, n_tokens), 64 if name == "s" else 0)
+        self.assertEqual(made.step(step_of(None, 0, 0)).asked_tokens, 200 + 300 - 64)
+        made.library.cg.answers = True
+        made.matched_tokens(request("s", 300), 64)
+        self.assertEqual(made.step(step_of(None, 0, 0)).asked_tokens, 200)
+
 
 class ArrivalsTest(unittest.TestCase):
     """A request waits 2 s; the wall clock is set an hour on or back before it comes, meanwhile, or long before."""

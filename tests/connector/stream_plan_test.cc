@@ -380,6 +380,51 @@ TEST_F(StreamPlanTest, AsManyReadsAreUnderWayAsTheLinkMovesIn30MillisecondsAndTw
 }
 
 // It may have become a slower one, where what is under way would delay what must arrive.
+TEST_F(StreamPlanTest, WhilePromptsAreLookedUpTheLinkIsLeftToThem)
+{
+    // All chunks at L1 take 4 s of 5, and what must arrive 1 s.
+    Stream stream(10, 5 * SECOND);
+    const auto levels = [&](uint64_t now_ns) {
+        const cg_stream_read *read = next(now_ns);
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < 10; i++)
+            n += stream.s.chunks[i].planned == CG_L1;
+        if (read != nullptr)
+            ended(read->id, true, now_ns);
+        return n;
+    };
+    link(1e6);
+    add(&stream);
+    EXPECT_EQ(levels(0), 10u);
+    cg_stream_plan_expect(&plan, 10 * 256 * 3, 2 * SECOND);
+    EXPECT_LT(levels(MS), 5u);
+    for (uint32_t i = 0; i < 10; i++)
+        EXPECT_EQ(stream.s.chunks[i].hoped, CG_L1)
+            << "nothing is decoded for good before they come";
+    EXPECT_LE(cg_stream_wake_ns(&plan), 2 * SECOND);
+    EXPECT_GT(levels(2 * SECOND), levels(2 * SECOND - MS)) << "nobody has come";
+    EXPECT_GT(cg_stream_wake_ns(&plan), 2 * SECOND);
+    cg_stream_plan_ask(&plan, 10 * 256 * 3);
+    EXPECT_EQ(levels(2 * SECOND + MS), 0u);
+    cg_stream_plan_ask(&plan, 0);
+    EXPECT_GT(levels(2 * SECOND + 2 * MS), 0u);
+}
+
+// Questions wait behind what is under way.
+TEST_F(StreamPlanTest, WhilePromptsAreLookedUpLittleIsUnderWay)
+{
+    Stream stream(100, 1000 * SECOND);
+    start(64, 1000000 * KB);
+    link(40e6);
+    add(&stream);
+    cg_stream_plan_expect(&plan, 256, SECOND);
+    begin_all(100 * MS);
+    EXPECT_LE(plan.bytes_reading, 128 * KIB);
+    cg_stream_plan_expect(&plan, 0, 2 * SECOND);
+    begin_all(100 * MS);
+    EXPECT_GT(plan.bytes_reading, 1000 * KB);
+}
+
 TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive)
 {
     const auto under_way = [&](Stream *stream, uint64_t now_ns) {

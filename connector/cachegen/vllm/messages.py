@@ -48,6 +48,7 @@ class Metadata(KVConnectorMetadata):
     overwritten: set[int] | None = None  # blocks that get new content from this step on; None: not known
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
     prefill_pairs: int = 0  # the sum of their positions
+    asked_tokens: int = 0  # of prompts that are being looked up, less what the engine has of them
     is_idle: bool = False  # nothing is scheduled in this step, nor was in the last one
     adapters: list = field(default_factory=list)  # LoRARequests, of which the worker is to tell what it holds
 

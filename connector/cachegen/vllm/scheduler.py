@@ -407,6 +407,9 @@ class Scheduler:
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
                 self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
+        metadata.asked_tokens = sum(
+            len(state.tokens) - state.lookup_from for state in self.states.values() if state.lookup is not None
+        )
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
         metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)

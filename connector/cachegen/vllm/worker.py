@@ -60,6 +60,7 @@ class Worker:
         self._submitted = None
         self._steps = HostSteps()
         self._on_gpu = self._is_off = False
+        self._expects = False  # loads, for prompts that are being looked up
         self._adapters = None  # HeldAdapters, where the engine has any and they can be told apart
         self._asked_adapters: list = []  # that nothing can be told of
         # With an adapter, of requests that are not over; and of its blocks those that hold what was loaded.
@@ -104,6 +105,7 @@ class Worker:
         self._submitted = metadata
         self._await_copies(metadata.overwritten)
         self._forget_adapted(metadata.overwritten or set())
+        self._expect(metadata.asked_tokens)
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
@@ -113,6 +115,12 @@ class Worker:
         for adapter in metadata.adapters:
             self._ask_adapter(adapter)
         self._begin_step()
+
+    @guarded(nothing)
+    def _expect(self, n_tokens):
+        if self.library is not None and (n_tokens or self._expects):
+            self.library.cg.expect(n_tokens)
+            self._expects = n_tokens > 0
 
     @guarded(nothing)
     def _begin_step(self):
