@@ -6,12 +6,12 @@
  * estimate of the link then costs quality and not the deadline, and no byte is read twice.
  *
  * The floor of a chunk is the level that must arrive. Floors go first, in the order given. Behind
- * them the link is left to the floors of loads that are likely to come. Then come the refinements,
- * by benefit (KL divergence saved) per unit of time (of reading and
- * decoding). A step is planned only if everything planned still ends in time. If a load's floors
- * cannot all be in time, it is not refined. Others may be refined even if that makes it later
- * still. When a step does not fit, the best one that fits is taken and planning ends. So more time
- * never makes a plan worse.
+ * them the link is left to the floors of loads that are likely to come (but for files that are
+ * chosen whole, below). Then come the refinements, by benefit (KL divergence saved) per unit of
+ * time (of reading and decoding). A step is planned only if everything planned still ends in time.
+ * If a load's floors cannot all be in time, it is not refined. Others may be refined even if that
+ * makes it later still. When a step does not fit, the best one that fits is taken and planning
+ * ends. So more time never makes a plan worse.
  *
  * The prediction: chunks are read in order at the link's speed. Each is decoded, on all threads,
  * when its last byte is there. Where there is slack (has_slack below), chunks are read to their

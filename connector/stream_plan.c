@@ -162,7 +162,8 @@ void cg_stream_plan_ask(cg_stream_plan *plan, uint64_t asked_tokens)
 
 void cg_stream_plan_expect(cg_stream_plan *plan, uint64_t expected_tokens, uint64_t until_ns)
 {
-    plan->is_stale = plan->is_stale || expected_tokens != plan->expected_tokens;
+    const bool is_planned = plan->planned_at_ns < plan->expected_until_ns;
+    plan->is_stale = plan->is_stale || expected_tokens != (is_planned ? plan->expected_tokens : 0);
     plan->expected_tokens = expected_tokens;
     plan->expected_until_ns = expected_tokens > 0 ? until_ns : 0;
 }
@@ -993,9 +994,11 @@ static bool is_final(const cg_stream_plan *plan, const cg_stream *stream, uint32
         return chunk->n_reads == 0 || cg_stream_is_anytime(stream);
     if (chunk->is_cut)
         return chunk->n_reads == 0 || chunk->arrived_bytes >= chunk->good_bytes;
-    /* As fine as is planned and can be hoped for; or nothing more comes for all of the stream. */
+    /* As fine as is planned and can be hoped for; or nothing more comes for all of the stream, and
+     * not only because others are expected, who may not come. */
     return (level <= chunk->planned && level <= chunk->hoped) ||
-           (stream->is_read && !is_reading(plan, stream));
+           (stream->is_read && !is_reading(plan, stream) &&
+            (level <= chunk->hoped || !(plan->input.expected_bytes > 0)));
 }
 
 cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,

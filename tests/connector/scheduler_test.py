@@ -175,7 +175,7 @@ class AfterLoadTest(unittest.TestCase):
     MS = 10**6
 
     def ahead_ms(self, after, others_due=()):
-        return after.ahead(1000 * self.MS, [ms * self.MS for ms in others_due]) / self.MS
+        return after.ahead(1000 * self.MS, sorted(ms * self.MS for ms in others_due), 500 * self.MS) / self.MS
 
     def test_what_the_engine_took_is_left_and_of_what_varies_more(self):
         after = AfterLoad()
@@ -219,6 +219,7 @@ class AfterLoadTest(unittest.TestCase):
         self.assertGreaterEqual(spent_ms[2], 3 * 50)
         made.finish(request("r0"), ((),))
         made.finish(request("r1"), ((),))
+        made.step(step_of(None, 0, 0))
         made.matched_tokens(request("r3", arrival_time=now), 0)
         self.assertLess(store.spent_ns / self.MS, spent_ms[2])
 
@@ -230,6 +231,8 @@ class AfterLoadTest(unittest.TestCase):
         made.library.cg.answers = True
         made.matched_tokens(request("s", 300), 64)
         self.assertEqual(made.step(step_of(None, 0, 0)).asked_tokens, 200)
+        made.states["r"].lookup_started_ns -= 10**9
+        self.assertEqual(made.step(step_of(None, 0, 0)).asked_tokens, 0)
 
 
 class ArrivalsTest(unittest.TestCase):

@@ -410,6 +410,24 @@ TEST_F(StreamPlanTest, WhilePromptsAreLookedUpTheLinkIsLeftToThem)
     EXPECT_GT(levels(2 * SECOND + 2 * MS), 0u);
 }
 
+// What has arrived may yet be refined, if nobody comes.
+TEST_F(StreamPlanTest, WhilePromptsAreLookedUpNothingIsDecodedForGood)
+{
+    Stream stream(4, 5 * SECOND);
+    link(1e6);
+    add(&stream);
+    cg_stream_plan_ask(&plan, 4 * 256 * 1000);
+    while (const cg_stream_read *read = next(MS))
+        ended(read->id, true, MS);
+    for (uint32_t i = 0; i < 4; i++)
+        ASSERT_GE(stream.s.chunks[i].arrived_bytes, stream.s.sizes[i].bytes[CG_L3]);
+    EXPECT_EQ(decode(MS), -1);
+    EXPECT_NE(cg_stream_wake_ns(&plan), NEVER) << "until decoding must begin";
+    cg_stream_plan_ask(&plan, 0);
+    EXPECT_NE(next(2 * MS), nullptr);
+    EXPECT_EQ(decode(2 * MS), -1);
+}
+
 // Questions wait behind what is under way.
 TEST_F(StreamPlanTest, WhilePromptsAreLookedUpLittleIsUnderWay)
 {

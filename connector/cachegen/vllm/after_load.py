@@ -4,6 +4,7 @@ That is the rest of the step at hand, a step for the last tokens of the prompt, 
 end at the same time: with budgets alike they all end when these do. Times are in ns, of the monotonic clock.
 """
 
+import bisect
 from collections import deque
 
 MEAN_GAIN, DEVIATION_GAIN = 1 / 5, 1 / 4
@@ -53,13 +54,14 @@ class AfterLoad:
         else:
             self._other.note(max(1, after - self._alone.mean) / n_others)
 
-    def ahead(self, due, others_due):
-        """How long before `due`, when a request's first token is, its load must end. others_due: of requests that are
-        looked up or load. Those that are due shortly before this one are computed before it."""
+    def ahead(self, due, others_due, most):
+        """How long before `due`, when a request's first token is, its load must end; `most` at most. others_due: of
+        requests that are looked up or load, sorted. Those that are due shortly before this one are computed before
+        it."""
         ahead = self._alone.most() or N_STEPS * self._step.most()
         other = self._other.most() or ahead
-        for other_due in sorted((at for at in others_due if at <= due + TOGETHER_NS), reverse=True):
-            if other_due < due - ahead:
-                break
+        at = bisect.bisect_right(others_due, due + TOGETHER_NS)
+        while at > 0 and others_due[at - 1] >= due - ahead and 0 < ahead < most:
             ahead += other
-        return int(ahead)
+            at -= 1
+        return int(min(ahead, most))

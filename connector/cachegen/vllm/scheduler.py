@@ -14,6 +14,7 @@ Surprises:
 """
 
 import array
+import bisect
 import contextlib
 import os
 import time
@@ -31,6 +32,7 @@ from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
+ASKED_NS = 10**9  # a look-up that takes longer is not expected to lead to a load soon
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
@@ -77,6 +79,7 @@ class Scheduler:
         self._n_met = self._n_missed = 0  # budgets
         self._n_shared = 0  # requests that waited for the load of another one
         self._after_load = AfterLoad()
+        self._others_due = None  # sorted: when first tokens behind loads are due; None: not asked since the last step
         self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
@@ -232,8 +235,12 @@ class Scheduler:
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
             state.spent_ns = int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
-            others_due = (self._due_ns(s) for s in self.states.values() if s is not state and self._may_load(s))
-            ahead_ns = min(self._after_load.ahead(self._due_ns(state), others_due), self._budget_ns(state) // 2)
+            if self._others_due is None:
+                others = (other for other in self.states.values() if other is not state and self._may_load(other))
+                self._others_due = sorted(map(self._due_ns, others))
+            due_ns = self._due_ns(state)
+            ahead_ns = self._after_load.ahead(due_ns, self._others_due, self._budget_ns(state) // 2)
+            bisect.insort(self._others_due, due_ns)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
         hit = cg.lookup_poll(state.lookup)
         if hit is None:
@@ -397,18 +404,22 @@ class Scheduler:
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
+        self._others_due = None
         for state in self._first_tokens:  # of the last step
             self._count_budget(state)
         self._first_tokens = []
         now_ns, n_tokens = time.monotonic_ns(), scheduler_output.total_num_scheduled_tokens
         if self._small_step_ns:
-            self._after_load.note_step(now_ns - self._small_step_ns)
+            self._after_load.note_step(min(now_ns - self._small_step_ns, self.library.ttft_budget_ns // 4))
         self._small_step_ns = now_ns if 0 < n_tokens <= SAMPLE_MIN_TOKENS else 0
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
                 self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
         metadata.asked_tokens = sum(
-            len(state.tokens) - state.lookup_from for state in self.states.values() if state.lookup is not None
+            len(state.tokens) - state.lookup_from
+            for state in self.states.values()
+            # One that vLLM does not ask for any more, while it has no room for more requests, loads nothing soon.
+            if state.lookup is not None and now_ns - state.lookup_started_ns < ASKED_NS
         )
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)

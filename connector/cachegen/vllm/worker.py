@@ -105,12 +105,12 @@ class Worker:
         self._submitted = metadata
         self._await_copies(metadata.overwritten)
         self._forget_adapted(metadata.overwritten or set())
-        self._expect(metadata.asked_tokens)
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
             else:
                 self._start_load(plan)
+        self._expect(metadata.asked_tokens)  # less than before, where one of these loads was expected
         self._void_loads |= metadata.cancelled_loads & self.loads.keys()
         for adapter in metadata.adapters:
             self._ask_adapter(adapter)
