@@ -58,10 +58,10 @@ typedef struct cg_extents_input {
     size_t n_chunks;
     double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
     double queued_bytes;      /* under way */
-    double expected_bytes,
-        expected_decode_ns; /* what must arrive of loads that are likely to come */
-    double window_bytes;    /* may be under way at most, but for a few small reads */
-    double decoding_ns;     /* of what is being decoded, wall time */
+    double expected_bytes;    /* what must arrive of loads that are likely to come, and */
+    double expected_decode_ns;
+    double window_bytes; /* may be under way at most, but for a few small reads */
+    double decoding_ns;  /* of what is being decoded, wall time */
 } cg_extents_input;
 
 /* Read the chunk's file of this level up to bytes[level] from where it was read to before. */

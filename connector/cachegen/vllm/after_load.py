@@ -33,9 +33,7 @@ class Usual:
 class AfterLoad:
     def __init__(self):
         self._step, self._alone, self._other = Usual(), Usual(), Usual()
-        self._first_tokens = deque(
-            maxlen=64
-        )  # when the last ones of requests that had loaded came
+        self._first_tokens = deque(maxlen=64)  # when the last ones of requests that had loaded came
 
     def note_step(self, ns):
         """A step has computed next to nothing."""
