@@ -26,41 +26,65 @@ TEST(SparseTest, IsNotTested)
 
 constexpr uint32_t CHUNK = 8, N_CHUNKS = 80, N_TOKENS = CHUNK * N_CHUNKS;
 
+std::string chunked()
+{
+    return "\"chunk_tokens\": " + std::to_string(CHUNK) +
+           ", \"lookup_timeout_ms\": 600000, \"read_timeout_ms\": 600000, "
+           "\"save_timeout_ms\": 600000, \"ttft_budget_ms\": 600000, \"retry_ms\": 600000";
+}
+
+// So large that few tokens are more than a few kB, of bases so small that they open at once.
+ProfileSpec wide(bool nests)
+{
+    ProfileSpec spec = nesting_spec();
+    spec.n_kv_heads = 16;
+    spec.n_layers = 16;
+    spec.group_layers.assign(spec.n_layers, 1);
+    spec.nests = nests;
+    return spec;
+}
+
+// A prompt that is stored, and what each level of it is decoded to.
+struct Stored {
+    explicit Stored(bool nests) : store(true, wide(nests)), tokens(prompt(N_TOKENS))
+    {
+        Engine near(store, chunked());
+        EXPECT_EQ(near.save(tokens), CACHEGEN_OK) << near.error;
+        for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++) {
+            near.level_plus_1 = level + 1;
+            EXPECT_EQ(near.load(tokens).progress.loaded_tokens, N_TOKENS - 1);
+            decoded[level] = near.memory;
+        }
+    }
+    const Store store;
+    const Tokens tokens;
+    std::vector<uint8_t> decoded[CG_N_LEVELS];
+};
+
+// All tests run in one process, for this alone takes most of their time under a sanitizer.
 class SparseTest : public testing::Test
 {
   protected:
-    // So large that few tokens are more than a few kB, of bases so small that they open at once.
-    static ProfileSpec wide(bool nests)
+    static const Stored &nested()
     {
-        ProfileSpec spec = nesting_spec();
-        spec.n_kv_heads = 16;
-        spec.n_layers = 16;
-        spec.group_layers.assign(spec.n_layers, 1);
-        spec.nests = nests;
-        return spec;
+        static const Stored stored(true);
+        return stored;
     }
-    explicit SparseTest(bool nests = true) : store(true, wide(nests)), tokens(prompt(N_TOKENS))
+    explicit SparseTest(const Stored &stored = nested())
+        : store(true, stored.store.spec), tokens(stored.tokens)
     {
+        using std::filesystem::copy_options;
+        std::filesystem::copy(stored.store.dir.path, store.dir.path,
+                              copy_options::recursive | copy_options::copy_symlinks |
+                                  copy_options::overwrite_existing);
+        std::copy(std::begin(stored.decoded), std::end(stored.decoded), decoded);
     }
     void SetUp() override
     {
         mount_anew();
         if (!odd->why().empty())
             CG_SKIP_OR_FAIL("fuse", odd->why() << ": far stores are not tested");
-        Engine near(store, chunked());
-        ASSERT_EQ(near.save(tokens), CACHEGEN_OK) << near.error;
-        for (uint32_t level = CG_L1; level < CG_N_LEVELS; level++) {
-            near.level_plus_1 = level + 1;
-            ASSERT_EQ(near.load(tokens).progress.loaded_tokens, N_TOKENS - 1);
-            decoded[level] = near.memory;
-        }
         open();
-    }
-    static std::string chunked()
-    {
-        return "\"chunk_tokens\": " + std::to_string(CHUNK) +
-               ", \"lookup_timeout_ms\": 600000, \"read_timeout_ms\": 600000, "
-               "\"save_timeout_ms\": 600000, \"ttft_budget_ms\": 600000, \"retry_ms\": 600000";
     }
     // Else the kernel remembers names that were there.
     void mount_anew()
@@ -118,8 +142,13 @@ class SparseTest : public testing::Test
 class SparseLevelsTest : public SparseTest
 {
   protected:
-    SparseLevelsTest() : SparseTest(false)
+    SparseLevelsTest() : SparseTest(levels())
     {
+    }
+    static const Stored &levels()
+    {
+        static const Stored stored(false);
+        return stored;
     }
 };
 
