@@ -976,6 +976,12 @@ class AdmissionTest(unittest.TestCase):
             saves += made.step(step_of(name, n_first, len(tokens) - n_first, is_new=False)).saves
         return [(save.from_token, save.to_token, save.context) for save in saves]
 
+    def test_of_whole_chunks_all_but_the_last_token_is_loaded(self):
+        self.assertEqual(CHUNK % 32, 0)
+        for hit, usable in ((2 * CHUNK - 1, 2 * CHUNK - 1), (2 * CHUNK - 32, CHUNK), (CHUNK, CHUNK)):
+            made = scheduler(Store(hit=hit))
+            self.assertEqual(made.matched_tokens(request(n_tokens=2 * CHUNK), 0), (usable, True), hit)
+
     def test_short_prompts_are_neither_looked_up_nor_stored(self):
         store = Store(hit=64)
         made = scheduler(store, min_tokens=128)

@@ -275,6 +275,11 @@ def warm_phase(work, cases):
         answer = engine.ask(prompts["forked"])
         equal(answer.hit, 900 // CHUNK * CHUNK, "tokens loaded")
         as_cold("forked", answer)
+    with cases("of a prompt of whole chunks all but the last token is loaded"):
+        computed = engine.ask(long[: 4 * CHUNK], salt="whole chunks")
+        answer = engine.ask(long[: 4 * CHUNK])
+        equal((computed.hit, answer.hit), (0, 4 * CHUNK - 1), "tokens loaded")
+        equal(answer.tokens, computed.tokens, "answer")
     with cases("a load begins inside a chunk, where vLLM's own prefix cache ends"):
         engine.ask(long[:700], max_tokens=1)
         answer = engine.ask(long, fresh=False)
@@ -290,7 +295,7 @@ def warm_phase(work, cases):
         equal(sum(answer.hit for answer in answers), engine.stats()["tokens_loaded"] - before, "tokens loaded")
         first, second = answers[0], answers[3]
         holds(
-            first.hit == 5 * CHUNK and second.hit < BLOCK, f"{first.hit} and {second.hit} tokens loaded of one prompt"
+            first.hit == 6 * CHUNK - 1 and second.hit < BLOCK, f"{first.hit} and {second.hit} tokens loaded of one prompt"
         )
         holds(second.cached >= first.cached, f"{first.cached} and {second.cached} tokens not computed")
     with cases("a preempted request goes on as if nothing had happened"):

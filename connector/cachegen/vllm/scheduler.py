@@ -259,6 +259,8 @@ class Scheduler:
         """The hit, less a short last chunk that the prompt goes beyond: the full chunk can only be stored if all of
         it is computed, and without it nothing behind it would ever be found."""
         n_tail = state.hit_tokens % self.library.chunk_tokens
+        if n_tail % self.library.tail_tokens != 0:
+            return state.hit_tokens  # a full chunk's, less the prompt's last token
         whole = state.hit_tokens - n_tail
         return whole if n_tail and len(state.tokens) >= whole + self.library.chunk_tokens else state.hit_tokens
 
