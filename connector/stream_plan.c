@@ -160,10 +160,16 @@ void cg_stream_plan_ask(cg_stream_plan *plan, uint64_t asked_tokens)
     plan->asked_tokens = asked_tokens;
 }
 
+/* Whether the last plan leaves time for what was expected then. */
+static bool leaves_time(const cg_stream_plan *plan)
+{
+    return plan->planned_at_ns < plan->expected_until_ns;
+}
+
 void cg_stream_plan_expect(cg_stream_plan *plan, uint64_t expected_tokens, uint64_t until_ns)
 {
-    const bool is_planned = plan->planned_at_ns < plan->expected_until_ns;
-    plan->is_stale = plan->is_stale || expected_tokens != (is_planned ? plan->expected_tokens : 0);
+    const uint64_t planned_tokens = leaves_time(plan) ? plan->expected_tokens : 0;
+    plan->is_stale = plan->is_stale || expected_tokens != planned_tokens;
     plan->expected_tokens = expected_tokens;
     plan->expected_until_ns = expected_tokens > 0 ? until_ns : 0;
 }
@@ -428,10 +434,10 @@ static bool has_run_out(const cg_stream_plan *plan)
     return plan->is_stale && plan->next_extent >= plan->planned.n_extents;
 }
 
-/* Whether what the last plan left time for is not expected any more. */
+/* Whether the last plan leaves time for what is not expected any more. */
 static bool has_lapsed(const cg_stream_plan *plan, uint64_t now_ns)
 {
-    return now_ns >= plan->expected_until_ns && plan->planned_at_ns < plan->expected_until_ns;
+    return leaves_time(plan) && now_ns >= plan->expected_until_ns;
 }
 
 static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
@@ -1043,7 +1049,7 @@ bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t ch
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
     uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
-    if (plan->streams != NULL && plan->planned_at_ns < plan->expected_until_ns)
+    if (plan->streams != NULL && leaves_time(plan))
         wake_ns = smaller(wake_ns, plan->expected_until_ns);
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         wake_ns = stream->ends_at_ns < wake_ns ? stream->ends_at_ns : wake_ns;
