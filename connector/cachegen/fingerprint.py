@@ -1,7 +1,7 @@
 """The identity of a model's weights, as chunk keys, model.json and profiles carry it.
 
 Two directories with the same fingerprint compute the same KV for the same tokens (up to rounding of the engine), so the
-fingerprint covers the weights and what of config.json enters the computation. blake2b, because every Python has it:
+fingerprint covers the weights, what of config.json enters the computation, and OTHER_CONFIGS. blake2b, because every Python has it:
 all programs that make fingerprints must agree. A difference that would not matter (a field added by a newer
 transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
@@ -33,6 +33,10 @@ IRRELEVANT = {
     "output_attentions", "output_hidden_states", "return_dict", "pretraining_tp", "task_specific_params", "id2label",
     "label2id", "finetuning_task", "chunk_size_feed_forward", "problem_type",
 }  # fmt: skip
+
+
+# What engines read beside config.json, or in its place. All of it counts, also where an engine reads none of it.
+OTHER_CONFIGS = ("params.json", "hf_quant_config.json", "quant_config.json", "quantize_config.json")
 
 
 def as_text(value):
@@ -134,6 +138,11 @@ def model_fingerprint(model_dir, deviations=None):
             config = json.load(file)
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     _update(digest, b"conf", json.dumps(relevant, sort_keys=True, separators=(",", ":")).encode())
+    for name in OTHER_CONFIGS:
+        path = os.path.join(model_dir, name)
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                _update(digest, b"also", name.encode() + b"\0" + file.read())
     _update(digest, b"vari", as_text(deviations).encode() if deviations else b"")
     return digest.hexdigest()
 

@@ -137,6 +137,18 @@ class ModelKeyTest(unittest.TestCase):
         found = [self.key(path, load_format=load_format) for load_format in ("auto", "mistral", "hf")]
         self.assertEqual([one == model_fingerprint(path) for one in found], [True, True, False])
 
+    def test_what_may_be_read_in_place_of_config_json_counts(self):
+        path = self.directory()
+        found = [self.key(path)]
+        for name in ("params.json", "hf_quant_config.json", "quant_config.json", "quantize_config.json"):
+            for theta in (1, 2):
+                with open(os.path.join(path, name), "w") as file:
+                    json.dump({"rope_theta": theta}, file)
+                found.append(self.key(path))
+            os.remove(os.path.join(path, name))
+        self.assertEqual(len(set(found)), 9)
+        self.assertEqual(self.key(path), found[0])
+
     def test_an_fp8_cache_is_no_other_model(self):
         path = self.directory()
         for cache_dtype in ("fp8", "fp8_e4m3", "fp8_e5m2"):
