@@ -37,7 +37,7 @@ from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import GPU, IDLE_WAIT_S, LOADS, STAGING, Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, LOADS, STAGING, STEP_WAIT_S, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -327,9 +327,10 @@ class CopyTest(unittest.TestCase):
             self.worker.start_saves(Metadata(saves=[plan]))
 
     def have_time(self, seconds):
-        patch = mock.patch("cachegen.vllm.worker.COPY_WAIT_S", seconds)
-        patch.start()
-        self.addCleanup(patch.stop)
+        for name in ("COPY_WAIT_S", "STEP_WAIT_S"):
+            patch = mock.patch(f"cachegen.vllm.worker.{name}", seconds)
+            patch.start()
+            self.addCleanup(patch.stop)
 
     def save_start(self, *arguments, copy_later, after, number):
         self.assertTrue(copy_later and after is None)  # not on a GPU
@@ -347,6 +348,28 @@ class CopyTest(unittest.TestCase):
 
     def load_start(self, *_arguments):
         self.loaded_after = self.n_waits
+
+    def test_all_that_a_step_waits_for_has_one_time(self):
+        mock.patch.stopall()
+        clock = mock.Mock(wraps=time, monotonic=lambda: self.now_s)
+        self.now_s, began_s = 1000.0, 1000.0
+
+        def wait(seconds):
+            self.now_s += seconds
+            return 0
+
+        self.worker.library.wait = wait
+        self.worker._adapters = mock.Mock(take_taken=lambda: [(mock.Mock(lora_int_id=1), "other")])
+        self.worker._adapted_loads["r"] = (mock.Mock(adapter=(1, "own"), to_token=32, from_token=0), {7})
+        self.worker.loads["l"] = (mock.Mock(), "load")
+        self.worker.library.cg.load_poll = lambda _load: types.SimpleNamespace(done=0)
+        with mock.patch("cachegen.vllm.worker.time", clock):
+            self.worker.submit(Metadata(overwritten={2, 4}))
+            self.worker.finished_loads(set(), is_idle=True)
+            self.assertAlmostEqual(self.now_s - began_s, STEP_WAIT_S)
+            self.worker.submit(Metadata())
+            self.worker.finished_loads(set(), is_idle=True)
+            self.assertAlmostEqual(self.now_s - began_s, 2 * STEP_WAIT_S)
 
     def test_other_blocks_are_not_waited_for(self):
         self.worker.submit(Metadata(overwritten={5, 6}))
@@ -529,7 +552,7 @@ class AdapterTest(unittest.TestCase):
             self.worker.finished_loads(set(), False)
             news.wait.assert_not_called()
             self.worker.finished_loads(set(), True)
-            news.wait.assert_called_once_with(IDLE_WAIT_S)
+            news.wait.assert_called_once_with(STEP_WAIT_S)
 
     def test_what_is_read_anew_after_a_load_makes_it_void(self):
         for when in ("ended", "under way"):

@@ -25,8 +25,8 @@ from cachegen.vllm.metrics import OWN_COUNTERS
 # Kinds of outages.
 LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
 FAULTS = (abi.IO, abi.PERMISSION, abi.NO_MEMORY, abi.DEVICE)  # of the store or this host, not of a chunk
-IDLE_WAIT_S = 0.01  # a new request waits that long at most
-COPY_WAIT_S = 0.005  # a step for all copies that are in its way
+STEP_WAIT_S = 0.01  # all waits of a step; in one that computes nothing a new request waits for them
+COPY_WAIT_S = 0.005  # for copies that are in the way of a step
 
 
 def _is_outage(progress):
@@ -58,6 +58,7 @@ class Worker:
         self._report = WorkerReport()
         self._load_ns = self._staging_bytes = 0
         self._submitted = None
+        self._left_s = STEP_WAIT_S  # that the step may still wait
         self._steps = HostSteps()
         self._on_gpu = self._is_off = False
         self._expects = False  # loads, for prompts that are being looked up
@@ -103,6 +104,7 @@ class Worker:
         if self._submitted is metadata:
             return
         self._submitted = metadata
+        self._left_s = STEP_WAIT_S
         self._await_copies(metadata.overwritten)
         self._forget_adapted(metadata.overwritten or set())
         for plan in metadata.loads:
@@ -144,13 +146,15 @@ class Worker:
         """Whether a save needs no block any more; one that is in the way is waited for, and cut when time is up."""
         is_copied = self._is_copied(save)
         while not is_copied and is_in_the_way and (left_s := self._copies_until - time.monotonic()) > 0:
+            began = time.monotonic()
             self._pause(left_s)
+            self._left_s = max(0, self._left_s - (time.monotonic() - began))
             is_copied = self._is_copied(save)
         return is_copied or self._cut_save(save, is_in_the_way)
 
     def _await_copies(self, overwritten):
         """Until no save needs a block of a set (None: any block); COPY_WAIT_S at most."""
-        self._copies_until = time.monotonic() + COPY_WAIT_S
+        self._copies_until = time.monotonic() + min(COPY_WAIT_S, self._left_s)
         self._copied_from = [
             (save, blocks)
             for save, blocks in self._copied_from
@@ -286,14 +290,14 @@ class Worker:
             self._poll_loads(finished_req_ids, finished)
         elif self._adapters is not None and not finished and is_idle:
             # The same loop takes Python's lock from the thread that reads and hashes adapters.
-            self._adapters.wait(IDLE_WAIT_S)
+            self._adapters.wait(self._left_s)
         if self.library is not None:
             self.collect_saves()
         return finished
 
     @guarded(nothing)
     def _wait_for_loads(self):
-        self.library.wait(IDLE_WAIT_S)
+        self.library.wait(self._left_s)
 
     def _poll_loads(self, cancelled, finished):
         for req_id, (plan, load) in list(self.loads.items()):
