@@ -1,9 +1,9 @@
 """The identity of a model's weights, as chunk keys, model.json and profiles carry it.
 
 Two directories with the same fingerprint compute the same KV for the same tokens (up to rounding of the engine), so the
-fingerprint covers the weights, what of config.json enters the computation, and OTHER_CONFIGS. blake2b, because every Python has it:
-all programs that make fingerprints must agree. A difference that would not matter (a field added by a newer
-transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
+fingerprint covers the weights, what of config.json enters the computation, and OTHER_CONFIGS. blake2b, because every
+Python has it: all programs that make fingerprints must agree. A difference that would not matter (a field added by a
+newer transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
 Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start,
 middle and end and once in SPACING_BYTES. Where tensors lie only safetensors files say; others are sampled as if each

@@ -532,6 +532,20 @@ class AdapterTest(unittest.TestCase):
         self.manager.files["q"] = [1.0, 2.0]
         self.assertEqual(self.answer(self.lora(number=3, path="q")), first)
 
+    def test_a_step_that_fails_at_adapters_answers_for_its_loads(self):
+        self.worker._adapted_loads = Broken()
+        self.worker.submit(Metadata(loads=[LoadPlan("r", 0, 32, [5, 6], b"", None)]))
+        self.assertIn("r", self.worker.loads)
+
+    def test_adapters_that_cannot_be_read_are_told_of_once_until_one_can(self):
+        with self.assertLogs(guard.logger, "INFO") as log:
+            for number in (1, 2, 3):
+                self.assertIsNone(self.answer(self.lora(number, path="gone")))
+            self.assertIsNotNone(self.answer(self.lora(4)))
+        said = [line for line in log.output if "adapters that cannot be read" in line]
+        self.assertEqual(len(said), 2, said)
+        self.assertIn("over, after 3 failures", said[1])
+
     def test_what_is_read_ahead_is_what_vllm_gets(self):
         identity = self.answer(self.lora())
         self.assertIsNot(self.manager.readers[0], threading.current_thread())

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 import torch
 
 from cachegen.fingerprint import as_text
-from cachegen.vllm.guard import logger
+from cachegen.vllm.guard import Outages
 
+UNREADABLE = "adapters that cannot be read"  # a kind of outage
 MAX_AHEAD = 4  # adapters that were read and that vLLM has not taken; of more, the oldest are dropped and read again
 
 # ---- the scheduler's side ----
@@ -195,7 +196,8 @@ class HeldAdapters:
         if isinstance(getattr(self._manager._load_adapter, "__self__", None), HeldAdapters):
             raise LookupError("another connector of this engine sees to them")
         self._read = self._manager._load_adapter  # a LoRARequest -> a LoRAModel; keeps nothing
-        self._lock = threading.Lock()  # of the next, and of what it holds
+        self._lock = threading.Lock()  # of the next two, and of what they hold
+        self._outages = Outages()
         self._held: dict[int, _Held] = {}  # by number
         self._asked: set[int] = set()  # numbers
         # What vLLM has read since the last call: LoRARequest, identity.
@@ -284,9 +286,8 @@ class HeldAdapters:
         return model
 
     def _is_lost(self, held, error):
-        logger.warning(
-            "cachegen: requests with adapter %s are neither stored nor served: %s", held.adapter.lora_name, error
-        )
+        name = held.adapter.lora_name
+        self._outages.failed(UNREADABLE, f"requests with adapter {name} are neither stored nor served: {error}")
         held.is_known, held.identity = True, None
         self._news.set()
 
@@ -304,6 +305,7 @@ class HeldAdapters:
                         self._told.append((held.adapter, None))
                 continue
             with self._lock:
+                self._outages.worked(UNREADABLE)
                 held.is_known, held.identity, held.model = True, identity, model if is_ahead else None
                 if not is_ahead:
                     self._told.append((held.adapter, identity))

@@ -5,7 +5,8 @@ it does otherwise is found by comparing, not by listing options: the configurati
 against the one that vLLM reads from the model's own directory. In the fingerprint are
 
  - the weights, config.json but for what says nothing of K and V, and what vLLM may read in its place or beside it
-   (cachegen/fingerprint.py): that is in both of the configurations that are compared; of large weights samples, but where the store's model.json has a digest of all, WeightsCheck compares that, too;
+   (cachegen/fingerprint.py): that is in both of the configurations that are compared; of large weights samples, but
+   where the store's model.json has a digest of all, WeightsCheck compares that, too;
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
    also a function, hf_config_path, another revision, a patch of vLLM's;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of

@@ -179,6 +179,7 @@ class Worker:
         )
         self.loads[plan.req_id] = plan, load
 
+    @guarded(nothing)
     def _forget_adapted(self, overwritten):
         """Blocks that a preempted request had are others' by now: nothing that was loaded for it is in them."""
         for req_id, (plan, held) in list(self._adapted_loads.items()):
