@@ -244,6 +244,8 @@ class Connector:
             if function is None:
                 raise OSError(f"{self._c._name} is older than this package: it has no cachegen_{name}")
             function.restype, function.argtypes = result, arguments
+        if (version := self._c.cachegen_abi_version()) != ABI_VERSION:
+            raise OSError(f"{self._c._name} has version {version} of the ABI, this package version {ABI_VERSION}")
         text = json.dumps(config).encode()
         error = ctypes.create_string_buffer(512)
         status = self._c.cachegen_open(text, len(text), byref(self._handle), error, len(error))

@@ -431,6 +431,22 @@ TEST_P(HangTest, ALookUpWaitsForOthersNoLongerThanItsRequestMayTake)
     }
 }
 
+TEST_P(HangTest, SavesThatTheStoreRefusesAreCountedAsFailed)
+{
+    uint64_t seed = 70;
+    for (const Mood mood : {Mood::READ_ONLY, Mood::FULL, Mood::GONE}) {
+        SCOPED_TRACE("mood " + std::to_string(static_cast<int>(mood)));
+        odd->set_mood(mood);
+        const cachegen_stats before = engine->stats();
+        EXPECT_NE(engine->save(prompt(64, seed++)), CACHEGEN_OK);
+        const cachegen_stats after = engine->stats();
+        EXPECT_EQ(after.saves_dropped_failed - before.saves_dropped_failed, 2u);
+        EXPECT_EQ(after.saves_dropped - before.saves_dropped, 2u);
+    }
+    odd->set_mood(Mood::GOOD);
+    EXPECT_TRUE(comes_true([&] { return engine->save(prompt(64, seed)) == CACHEGEN_OK; }));
+}
+
 // What an engine calls in its steps, over a store in each mood. Operations end between the steps.
 TEST_P(HangTest, NoCallOfAStepWaits)
 {

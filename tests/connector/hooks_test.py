@@ -311,6 +311,15 @@ class SaveTest(unittest.TestCase):
         self.assertEqual((self.worker._saving, self.worker._unsaved), (set(), set()))
 
 
+class AbiTest(unittest.TestCase):
+    def test_a_library_of_another_abi_is_refused_by_name(self):
+        library = mock.MagicMock(_name="of_another.so")
+        library.cachegen_abi_version.return_value = abi.ABI_VERSION + 1
+        says = f"of_another.so has version {abi.ABI_VERSION + 1} of the ABI"
+        with mock.patch("ctypes.CDLL", lambda _path: library), self.assertRaisesRegex(OSError, says):
+            abi.Connector({}, "of_another.so")
+
+
 class CopyTest(unittest.TestCase):
     """A step that gives a block to somebody else begins when no save reads it any more."""
 
