@@ -32,7 +32,7 @@
 
 /* A thread of the runtime. Three do I/O (look up, read, write), each with a cg_io of its own. One
  * watches the writer. One writes traces, if they are on. One tells what was used. One is started
- * from time to time: it opens a far store's folders anew. */
+ * from time to time: it opens a far store's folders anew, or a store that is gone. */
 typedef struct cg_worker {
     pthread_t thread;
     bool started;
@@ -61,7 +61,7 @@ struct cg_runtime {
 
     cg_operation_queue lookups, saves;
     bool store_is_silent;       /* questions are not answered: look-ups are misses at once */
-    uint64_t folders_ns;        /* when a far store's folders were opened, or began to be */
+    uint64_t folders_ns;        /* when the opener last began */
     cg_stream_plan stream_plan; /* of the loads that are not done */
     cg_io *reader_io;           /* to wake; set while the reader runs */
 

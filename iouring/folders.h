@@ -8,7 +8,7 @@
  * have just listed. Descriptors stay good when that memory has ended.
  * A folder that was removed and made anew is noticed when the folders are opened again; until then
  * what lies in it is not found. Where the file system says that a folder is gone (ESTALE, as NFS
- * does), the folder counts as not open, and the path by its name is taken.
+ * does; ENOTCONN, of FUSE's daemon), it counts as not open, and the path by its name is taken.
  * Threads: any thread may call cg_folders_get() and cg_folders_lose(); one at a time
  * cg_folders_open().
  */
@@ -27,6 +27,7 @@ enum { CG_N_FOLDERS = 256 };
 typedef struct cg_folders {
     int fds[CG_N_FOLDERS]; /* atomic; O_PATH; -1: not open. Once open a number stays what it is */
     bool is_lost[CG_N_FOLDERS]; /* atomic: what the number means is gone */
+    bool is_gone;               /* atomic: the file system that they lie in is */
     uint32_t n_open, next;      /* next: where opening goes on */
 } cg_folders;
 

@@ -30,9 +30,16 @@ static cg_status make_folders(int root_fd, const char *model)
     return CG_OK;
 }
 
-cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out)
+static cg_status find_model(int root_fd, const char *model)
 {
     struct stat s;
+    if (fstatat(root_fd, model, &s, 0) != 0)
+        return cg_status_from_errno(errno);
+    return S_ISDIR(s.st_mode) ? CG_OK : CG_ERR_NOT_FOUND;
+}
+
+cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out)
+{
     cg_status status = CG_ERR_NO_MEMORY;
     *store_out = NULL;
     if (!cg_tree_name_is_valid(model))
@@ -44,6 +51,8 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     if ((store->folders = malloc(sizeof *store->folders)) == NULL)
         goto failed;
     cg_folders_init(store->folders);
+    if ((store->root = strdup(root)) == NULL)
+        goto failed;
     strcpy(store->model, model); /* a valid name fits */
     store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* Only the last folder of it: where its parent is missing, too, the root is more likely
@@ -60,19 +69,37 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     store->is_mount = faccessat(store->root_fd, CG_LAYOUT_MOUNT, F_OK, 0) == 0;
     if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
         goto failed;
-    if (fstatat(store->root_fd, model, &s, 0) != 0) {
-        status = cg_status_from_errno(errno);
+    if ((status = find_model(store->root_fd, model)) != CG_OK)
         goto failed;
-    }
-    if (!S_ISDIR(s.st_mode)) {
-        status = CG_ERR_NOT_FOUND;
-        goto failed;
-    }
     *store_out = store;
     return CG_OK;
 failed:
     cg_store_free(store);
     return status;
+}
+
+bool cg_store_is_gone(const cg_store *store)
+{
+    return __atomic_load_n(&store->folders->is_gone, __ATOMIC_ACQUIRE);
+}
+
+cg_status cg_store_reopen(cg_store *store)
+{
+    const int fd = open(store->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return cg_status_from_errno(errno);
+    cg_status status = cg_layout_check(fd);
+    if (status == CG_OK) /* not there: the bare mount point, in which nothing must be stored */
+        status = find_model(fd, store->model);
+    if (status == CG_OK && dup3(fd, store->root_fd, O_CLOEXEC) < 0)
+        status = cg_status_from_errno(errno);
+    close(fd);
+    if (status != CG_OK)
+        return status;
+    for (unsigned i = 0; i < CG_N_FOLDERS; i++)
+        cg_folders_lose(store->folders, (uint8_t)i);
+    __atomic_store_n(&store->folders->is_gone, false, __ATOMIC_RELEASE);
+    return CG_OK;
 }
 
 void cg_store_free(cg_store *store)
@@ -84,6 +111,7 @@ void cg_store_free(cg_store *store)
     if (store->folders != NULL)
         cg_folders_destroy(store->folders);
     free(store->folders);
+    free(store->root);
     free(store);
 }
 

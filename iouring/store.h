@@ -8,8 +8,8 @@
  * here relies on link counts, O_TMPFILE, RENAME_NOREPLACE or nanosecond times. Where hard links
  * fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP, ENOSYS) copies are made.
  * Threads: a cg_store is read-only after cg_store_open() and may be shared, also while a thread is
- * in cg_store_open_folders(). Each call works on the caller's cg_io. Most want it idle: with
- * nothing under way.
+ * in cg_store_open_folders() or cg_store_reopen(). Each call works on the caller's cg_io. Most want
+ * it idle: with nothing under way.
  */
 #ifndef CG_IOURING_STORE_H
 #define CG_IOURING_STORE_H
@@ -118,6 +118,14 @@ cg_status cg_store_touch_file(int dir_fd, const char *path);
  * are open are opened anew. Blocks for some round trips. One thread at a time. CG_ERR_NOT_FOUND:
  * there are no objects yet. */
 cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
+
+/* Whether a look-up found that the root's file system is gone: its FUSE daemon has ended, or an NFS
+ * server has forgotten it. */
+bool cg_store_is_gone(const cg_store *store);
+/* Opens the root anew, by its path: it may be mounted again. Who uses the store goes on with the
+ * new one. Blocks as long as the file system does. One thread at a time, and none in
+ * cg_store_open_folders(). CG_ERR_NOT_FOUND: there is no root/model, so that nothing is mounted. */
+cg_status cg_store_reopen(cg_store *store);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
  * nested chunk is written under the name of its finest level. The names of its coarser levels

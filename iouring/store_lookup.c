@@ -111,16 +111,24 @@ static cg_status submit_folder(lookup *l, size_t index, unsigned level, uint64_t
     return cg_io_stat(l->io, place.dir_fd, place.path, user);
 }
 
-static void count_error(lookup *l, cg_status status)
+static bool is_of_the_gone(const cg_io_completion *c)
 {
-    l->n_errors += status != CG_OK && status != CG_ERR_NOT_FOUND && status != CG_ERR_TRUNCATED;
+    return c->error == ESTALE || c->error == ENOTCONN;
+}
+
+static void count_error(lookup *l, const cg_io_completion *c)
+{
+    l->n_errors +=
+        c->status != CG_OK && c->status != CG_ERR_NOT_FOUND && c->status != CG_ERR_TRUNCATED;
+    if (c->status != CG_OK && is_of_the_gone(c))
+        __atomic_store_n(&l->store->folders->is_gone, true, __ATOMIC_RELEASE);
 }
 
 /* Whether the answer is about a kept folder that is gone, whichever look-up has seen that first. */
 static bool was_lost(lookup *l, size_t index, const cg_io_completion *c)
 {
     const uint8_t folder = l->keys[index].bytes[0];
-    if (c->error != ESTALE || l->is_again || !l->is_kept[folder])
+    if (!is_of_the_gone(c) || l->is_again || !l->is_kept[folder])
         return false;
     if (!l->is_lost[folder]) /* it may be open anew by now: then its name is the way for a while */
         cg_folders_lose(l->store->folders, folder);
@@ -143,7 +151,7 @@ static void take_header(lookup *l, size_t index, unsigned level, const cg_io_com
     cg_chunk_header h;
     if (was_lost(l, index, c))
         return;
-    count_error(l, c->status);
+    count_error(l, c);
     if (c->status != CG_OK && c->status != CG_ERR_TRUNCATED)
         return;
     if (c->status != CG_OK ||
@@ -171,7 +179,7 @@ static void take_folder(lookup *l, size_t index, unsigned level, const cg_io_com
     (void)level;
     l->there[index] = c->status == CG_ERR_INVALID_ARGUMENT && c->error == EISDIR;
     if (!l->there[index] && !was_lost(l, index, c))
-        count_error(l, c->status);
+        count_error(l, c);
 }
 
 /* Waits for at least one answer. CG_ERR_TIMED_OUT at the deadline. */

@@ -447,6 +447,30 @@ TEST_P(HangTest, SavesThatTheStoreRefusesAreCountedAsFailed)
     EXPECT_TRUE(comes_true([&] { return engine->save(prompt(64, seed)) == CACHEGEN_OK; }));
 }
 
+// As after a FUSE daemon has died, and was started again.
+TEST_P(HangTest, AStoreThatIsMountedAnewIsFoundAgain)
+{
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+    ASSERT_TRUE(comes_true([&] { return engine->load(tokens).progress.loaded_tokens == 127u; }));
+    for (int round = 0; round < 2; round++) {
+        SCOPED_TRACE(round);
+        odd.reset();
+        const Tokens other = prompt(64, 80 + static_cast<uint64_t>(round));
+        EXPECT_EQ(engine->look_up(prompt(96, 90)).hit_tokens, 0u);
+        EXPECT_NE(engine->save(other), CACHEGEN_OK);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1100)); // until it is looked for
+        EXPECT_EQ(engine->look_up(other).hit_tokens, 0u);
+        EXPECT_NE(engine->save(other), CACHEGEN_OK);
+        EXPECT_TRUE(std::filesystem::is_empty(mount.path)) << "stored where nothing is mounted";
+        odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+        ASSERT_EQ(odd->why(), "");
+        EXPECT_TRUE(
+            comes_true([&] { return engine->load(tokens).progress.loaded_tokens == 127u; }));
+        EXPECT_TRUE(comes_true([&] { return engine->save(other) == CACHEGEN_OK; }));
+    }
+}
+
 // What an engine calls in its steps, over a store in each mood. Operations end between the steps.
 TEST_P(HangTest, NoCallOfAStepWaits)
 {
