@@ -17,7 +17,7 @@
  * io_uring applies to its table of them. */
 enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64, MOUNT_THREADS = 24 };
 /* Between two questions to a store that does not answer, at most. */
-static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000), REOPEN_NS = UINT64_C(1000000000);
+static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
 /* An engine begins a load a step or two after the answer, once it has blocks for it; or never. */
 static const uint64_t PROMISE_NS = UINT64_C(2000000000);
 
@@ -325,37 +325,6 @@ static void await_answer(cg_runtime *rt, cg_io **io)
     rt->store_is_silent = false;
 }
 
-/* In a thread of its own: it has system calls that a store which hangs does not end. */
-static void *open_folders(void *argument)
-{
-    cg_runtime *rt = argument;
-    cachegen *c = rt->connector;
-    if (cg_store_is_gone(c->store))
-        cg_store_reopen(c->store);
-    if (cg_handle_is_far(c) && !cg_store_is_gone(c->store))
-        cg_store_open_folders(c->store, c->latency_ns);
-    pthread_mutex_lock(&rt->lock);
-    cg_runtime_resign(rt, &rt->opener);
-    cg_runtime_leave(rt);
-    return NULL;
-}
-
-/* With the lock held: what is known of a far store's folders is believed as long as what is known
- * of its chunks, and a store that is gone is looked for once a second. This look-up does not wait
- * for what is found now. */
-static void refresh_folders(cg_runtime *rt)
-{
-    const cachegen *c = rt->connector;
-    const bool is_gone = cg_store_is_gone(c->store);
-    const uint64_t now_ns = cg_now_ns(),
-                   ttl_ns = is_gone ? REOPEN_NS : c->config->positive_ttl_ms * UINT64_C(1000000);
-    if ((!is_gone && !cg_handle_is_far(c)) || rt->opener.started || rt->stop ||
-        now_ns - rt->folders_ns < ttl_ns)
-        return;
-    rt->folders_ns = now_ns;
-    cg_runtime_start(rt, &rt->opener, "cachegen-open", open_folders);
-}
-
 /* Look-ups that were taken off the queue, the oldest first. */
 typedef struct line {
     cachegen_lookup *lookups[CG_ASKING_PROMPTS];
@@ -424,7 +393,7 @@ static void *look_up(void *argument)
         line_leave(rt, &at, false);
         if (at.n == 0)
             continue;
-        refresh_folders(rt);
+        cg_runtime_refresh_store(rt);
         pthread_mutex_unlock(&rt->lock);
         const cg_asked asked = line_ask(rt, &at, &width, &io);
         pthread_mutex_lock(&rt->lock);

@@ -215,6 +215,7 @@ static void take_completion(reader *r, const cg_io_completion *done)
         cg_chunk_header_parse(done->buffer->data, done->buffer->n_bytes, &header) == CG_OK;
     if (done->user == NO_READ)
         r->n_closing--;
+    cg_store_note(rt->connector->store, done);
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
     if (done->user != NO_READ)

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+static const uint64_t REOPEN_NS = UINT64_C(1000000000);
+
 void cg_condition_init(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;
@@ -115,6 +117,34 @@ cg_status cg_runtime_start(cg_runtime *rt, cg_worker *worker, const char *name,
     worker->started = status == CG_OK;
     rt->n_inside += status == CG_OK;
     return status;
+}
+
+/* In a thread of its own: it has system calls that a store which hangs does not end. */
+static void *open_store(void *argument)
+{
+    cg_runtime *rt = argument;
+    cachegen *c = rt->connector;
+    if (cg_store_is_gone(c->store))
+        cg_store_reopen(c->store);
+    if (cg_handle_is_far(c) && !cg_store_is_gone(c->store))
+        cg_store_open_folders(c->store, c->latency_ns);
+    pthread_mutex_lock(&rt->lock);
+    cg_runtime_resign(rt, &rt->opener);
+    cg_runtime_leave(rt);
+    return NULL;
+}
+
+void cg_runtime_refresh_store(cg_runtime *rt)
+{
+    const cachegen *c = rt->connector;
+    const bool is_gone = cg_store_is_gone(c->store);
+    const uint64_t now_ns = cg_now_ns(),
+                   ttl_ns = is_gone ? REOPEN_NS : c->config->positive_ttl_ms * UINT64_C(1000000);
+    if ((!is_gone && !cg_handle_is_far(c)) || rt->opener.started || rt->stop ||
+        now_ns - rt->folders_ns < ttl_ns)
+        return;
+    rt->folders_ns = now_ns;
+    cg_runtime_start(rt, &rt->opener, "cachegen-open", open_store);
 }
 
 void cg_runtime_resign(cg_runtime *rt, cg_worker *worker)

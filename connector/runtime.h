@@ -130,6 +130,10 @@ void cg_runtime_speeds_end(cg_runtime *runtime);
 /* With the lock held: makes the reader look at its loads again, if it runs. */
 void cg_runtime_wake_reader(cg_runtime *runtime);
 
+/* With the lock held: what is known of a far store's folders is believed as long as what is known
+ * of its chunks, and a store that is gone is looked for once a second. Nobody waits for it. */
+void cg_runtime_refresh_store(cg_runtime *runtime);
+
 /* A configuration for a cg_io of this connector. */
 cg_io_config cg_runtime_io_config(const cachegen *connector);
 

@@ -78,6 +78,17 @@ failed:
     return status;
 }
 
+bool cg_store_is_of_the_gone(const cg_io_completion *answer)
+{
+    return answer->status != CG_OK && (answer->error == ESTALE || answer->error == ENOTCONN);
+}
+
+void cg_store_note(const cg_store *store, const cg_io_completion *answer)
+{
+    if (cg_store_is_of_the_gone(answer))
+        __atomic_store_n(&store->folders->is_gone, true, __ATOMIC_RELEASE);
+}
+
 bool cg_store_is_gone(const cg_store *store)
 {
     return __atomic_load_n(&store->folders->is_gone, __ATOMIC_ACQUIRE);

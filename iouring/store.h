@@ -119,8 +119,9 @@ cg_status cg_store_touch_file(int dir_fd, const char *path);
  * there are no objects yet. */
 cg_status cg_store_open_folders(cg_store *store, uint64_t round_trip_ns);
 
-/* Whether a look-up found that the root's file system is gone: its FUSE daemon has ended, or an NFS
- * server has forgotten it. */
+/* Looks whether an answer to a read of the caller's says that the root's file system is gone: its
+ * FUSE daemon has ended, or an NFS server has forgotten it. Look-ups do it themselves. */
+void cg_store_note(const cg_store *store, const cg_io_completion *answer);
 bool cg_store_is_gone(const cg_store *store);
 /* Opens the root anew, by its path: it may be mounted again. Who uses the store goes on with the
  * new one. Blocks as long as the file system does. One thread at a time, and none in

@@ -22,6 +22,9 @@ typedef struct cg_store_place {
     char whole[CG_TREE_PATH_BYTES];
 } cg_store_place;
 
+/* Whether an answer says that its folder, or the file system, is gone. */
+bool cg_store_is_of_the_gone(const cg_io_completion *answer);
+
 /* By the shortest way that is open. Errors as cg_tree_object_path(). */
 cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_level level,
                                 const cg_fingerprint *profile, cg_store_place *place_out);

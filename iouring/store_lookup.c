@@ -111,24 +111,18 @@ static cg_status submit_folder(lookup *l, size_t index, unsigned level, uint64_t
     return cg_io_stat(l->io, place.dir_fd, place.path, user);
 }
 
-static bool is_of_the_gone(const cg_io_completion *c)
-{
-    return c->error == ESTALE || c->error == ENOTCONN;
-}
-
 static void count_error(lookup *l, const cg_io_completion *c)
 {
     l->n_errors +=
         c->status != CG_OK && c->status != CG_ERR_NOT_FOUND && c->status != CG_ERR_TRUNCATED;
-    if (c->status != CG_OK && is_of_the_gone(c))
-        __atomic_store_n(&l->store->folders->is_gone, true, __ATOMIC_RELEASE);
+    cg_store_note(l->store, c);
 }
 
 /* Whether the answer is about a kept folder that is gone, whichever look-up has seen that first. */
 static bool was_lost(lookup *l, size_t index, const cg_io_completion *c)
 {
     const uint8_t folder = l->keys[index].bytes[0];
-    if (!is_of_the_gone(c) || l->is_again || !l->is_kept[folder])
+    if (!cg_store_is_of_the_gone(c) || l->is_again || !l->is_kept[folder])
         return false;
     if (!l->is_lost[folder]) /* it may be open anew by now: then its name is the way for a while */
         cg_folders_lose(l->store->folders, folder);
