@@ -143,7 +143,9 @@ static void blame(const cg_load_chunk *chunk, uint8_t levels, cg_status status)
     cachegen_progress *p = &chunk->load->progress;
     p->status = status;
     p->failed_token = chunk->load->plan->chunks[chunk->index].first_token;
-    p->failed_levels = is_ours(status) ? 0 : levels;
+    /* Nor does it where the whole store is gone. */
+    const bool is_gone = status == CG_ERR_IO && cg_store_is_gone(chunk->load->op.connector->store);
+    p->failed_levels = is_ours(status) || is_gone ? 0 : levels;
     p->failed_worst_level = status == CG_ERR_LOSSY_PREFIX ? chunk->worst_level : 0;
 }
 

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,6 +41,7 @@ static cg_status find_model(int root_fd, const char *model)
 
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out)
 {
+    struct statfs fs;
     cg_status status = CG_ERR_NO_MEMORY;
     *store_out = NULL;
     if (!cg_tree_name_is_valid(model))
@@ -51,8 +53,6 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     if ((store->folders = malloc(sizeof *store->folders)) == NULL)
         goto failed;
     cg_folders_init(store->folders);
-    if ((store->root = strdup(root)) == NULL)
-        goto failed;
     strcpy(store->model, model); /* a valid name fits */
     store->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* Only the last folder of it: where its parent is missing, too, the root is more likely
@@ -63,6 +63,11 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
         status = cg_status_from_errno(errno);
         goto failed;
     }
+    if ((store->root = realpath(root, NULL)) == NULL || fstatfs(store->root_fd, &fs) != 0) {
+        status = cg_status_from_errno(errno);
+        goto failed;
+    }
+    store->type = fs.f_type;
     if ((status = cg_layout_check(store->root_fd)) != CG_OK)
         goto failed;
     /* Not by the type of the file system: between this host and the mount may be sshfs or NFS. */
@@ -94,23 +99,39 @@ bool cg_store_is_gone(const cg_store *store)
     return __atomic_load_n(&store->folders->is_gone, __ATOMIC_ACQUIRE);
 }
 
+/* Whether a directory lies in a file system as the store's was. A bare mount point does not, even
+ * where an engine that started too early has made a store in it. */
+static cg_status check_again(const cg_store *store, int fd)
+{
+    struct statfs fs;
+    if (fstatfs(fd, &fs) != 0)
+        return cg_status_from_errno(errno);
+    if (fs.f_type != store->type ||
+        (store->is_mount && faccessat(fd, CG_LAYOUT_MOUNT, F_OK, 0) != 0))
+        return CG_ERR_NOT_FOUND;
+    const cg_status status = cg_layout_check(fd);
+    return status == CG_OK ? find_model(fd, store->model) : status;
+}
+
 cg_status cg_store_reopen(cg_store *store)
 {
-    const int fd = open(store->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return cg_status_from_errno(errno);
-    cg_status status = cg_layout_check(fd);
-    if (status == CG_OK) /* not there: the bare mount point, in which nothing must be stored */
-        status = find_model(fd, store->model);
-    if (status == CG_OK && dup3(fd, store->root_fd, O_CLOEXEC) < 0)
-        status = cg_status_from_errno(errno);
-    close(fd);
-    if (status != CG_OK)
-        return status;
-    for (unsigned i = 0; i < CG_N_FOLDERS; i++)
-        cg_folders_lose(store->folders, (uint8_t)i);
-    __atomic_store_n(&store->folders->is_gone, false, __ATOMIC_RELEASE);
-    return CG_OK;
+    struct statx root;
+    cg_status status = CG_OK;
+    /* The answer may have been about a file alone, or of before the last time. */
+    if (statx(store->root_fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_TYPE, &root) != 0) {
+        const int fd = open(store->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+            return cg_status_from_errno(errno);
+        status = check_again(store, fd);
+        if (status == CG_OK && dup3(fd, store->root_fd, O_CLOEXEC) < 0)
+            status = cg_status_from_errno(errno);
+        close(fd);
+        for (unsigned i = 0; i < CG_N_FOLDERS && status == CG_OK; i++)
+            cg_folders_lose(store->folders, (uint8_t)i);
+    }
+    if (status == CG_OK)
+        __atomic_store_n(&store->folders->is_gone, false, __ATOMIC_RELEASE);
+    return status;
 }
 
 void cg_store_free(cg_store *store)

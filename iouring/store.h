@@ -125,7 +125,8 @@ void cg_store_note(const cg_store *store, const cg_io_completion *answer);
 bool cg_store_is_gone(const cg_store *store);
 /* Opens the root anew, by its path: it may be mounted again. Who uses the store goes on with the
  * new one. Blocks as long as the file system does. One thread at a time, and none in
- * cg_store_open_folders(). CG_ERR_NOT_FOUND: there is no root/model, so that nothing is mounted. */
+ * cg_store_open_folders(). What was found out at the first open counts on. CG_ERR_NOT_FOUND: no
+ * file system of the same type is there, or no root/model in it. */
 cg_status cg_store_reopen(cg_store *store);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A

@@ -8,8 +8,9 @@
 #include "iouring/store.h"
 
 struct cg_store {
-    int root_fd; /* the number stays; what it means may be opened anew */
-    char *root;
+    int root_fd;   /* the number stays; what it means may be opened anew */
+    char *root;    /* its path from / on */
+    long type;     /* of its file system, as statfs() has it */
     bool is_mount; /* of cachegenfs, here or further away */
     char model[CG_TREE_NAME_BYTES];
     cg_folders *folders; /* of objects, as far as they are open; look-ups find out which are gone */

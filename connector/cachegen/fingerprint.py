@@ -35,8 +35,12 @@ IRRELEVANT = {
 }  # fmt: skip
 
 
-# What engines read beside config.json, or in its place. All of it counts, also where an engine reads none of it.
-OTHER_CONFIGS = ("params.json", "hf_quant_config.json", "quant_config.json", "quantize_config.json")
+# How files are named that engines read beside config.json, or in its place: with anything before it. All of them count,
+# also where an engine reads none.
+OTHER_CONFIGS = (
+    "params.json", "quant_config.json", "quantize_config.json", "quantization_config.json",
+    "sparse_attention_config.json",
+)  # fmt: skip
 
 
 def as_text(value):
@@ -138,11 +142,9 @@ def model_fingerprint(model_dir, deviations=None):
             config = json.load(file)
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     _update(digest, b"conf", json.dumps(relevant, sort_keys=True, separators=(",", ":")).encode())
-    for name in OTHER_CONFIGS:
-        path = os.path.join(model_dir, name)
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                _update(digest, b"also", name.encode() + b"\0" + file.read())
+    for name in sorted(name for name in os.listdir(model_dir) if name.endswith(OTHER_CONFIGS)):
+        with open(os.path.join(model_dir, name), "rb") as file:
+            _update(digest, b"also", os.fsencode(name) + b"\0" + file.read())
     _update(digest, b"vari", as_text(deviations).encode() if deviations else b"")
     return digest.hexdigest()
 

@@ -471,12 +471,16 @@ TEST_P(HangTest, AStoreThatIsMountedAnewIsFoundAgain)
         SCOPED_TRACE(seed);
         const Tokens other = prompt(64, seed);
         odd.reset();
+        n_descriptors++; // a file that was just open: nobody tells that server to close it
+        // An engine that started before the mount made these.
+        std::filesystem::create_directories(mount.path + "/m/objects");
         const auto until = Clock::now() + std::chrono::milliseconds(1200); // is looked for once
         do {
             EXPECT_FALSE(is_loaded());
             EXPECT_NE(engine->save(other), CACHEGEN_OK);
         } while (Clock::now() < until);
-        EXPECT_TRUE(std::filesystem::is_empty(mount.path)) << "stored where nothing is mounted";
+        for (const auto &entry : std::filesystem::recursive_directory_iterator(mount.path))
+            EXPECT_TRUE(entry.is_directory()) << entry.path() << ": nothing is mounted there";
         odd = std::make_unique<OddFs>(store.dir.path, mount.path);
         ASSERT_EQ(odd->why(), "");
         EXPECT_TRUE(comes_true(is_loaded));

@@ -546,12 +546,12 @@ class AdapterTest(unittest.TestCase):
         self.worker.submit(Metadata(loads=[LoadPlan("r", 0, 32, [5, 6], b"", None)]))
         self.assertIn("r", self.worker.loads)
 
-    def test_adapters_that_cannot_be_read_are_told_of_once_until_one_can(self):
+    def test_an_adapter_that_cannot_be_read_is_told_of_once_until_it_can(self):
         with self.assertLogs(guard.logger, "INFO") as log:
             for number in (1, 2, 3):
                 self.assertIsNone(self.answer(self.lora(number, path="gone")))
             self.assertIsNotNone(self.answer(self.lora(4)))
-        said = [line for line in log.output if "adapters that cannot be read" in line]
+        said = [line for line in log.output if "adapter a cannot be read" in line]
         self.assertEqual(len(said), 2, said)
         self.assertIn("over, after 3 failures", said[1])
 

@@ -140,7 +140,8 @@ class ModelKeyTest(unittest.TestCase):
     def test_what_may_be_read_in_place_of_config_json_counts(self):
         path = self.directory()
         found = [self.key(path)]
-        for name in ("params.json", "hf_quant_config.json", "quant_config.json", "quantize_config.json"):
+        names = ("params.json", "hf_quant_config.json", "my_quant_config.json", "quantization_config.json")
+        for name in names:
             for theta in (1, 2):
                 with open(os.path.join(path, name), "w") as file:
                     json.dump({"rope_theta": theta}, file)

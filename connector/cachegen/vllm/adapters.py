@@ -26,7 +26,6 @@ import torch
 from cachegen.fingerprint import as_text
 from cachegen.vllm.guard import Outages
 
-UNREADABLE = "adapters that cannot be read"  # a kind of outage
 MAX_AHEAD = 4  # adapters that were read and that vLLM has not taken; of more, the oldest are dropped and read again
 
 # ---- the scheduler's side ----
@@ -286,8 +285,7 @@ class HeldAdapters:
         return model
 
     def _is_lost(self, held, error):
-        name = held.adapter.lora_name
-        self._outages.failed(UNREADABLE, f"requests with adapter {name} are neither stored nor served: {error}")
+        self._outages.failed(_unreadable(held), f"requests with it are neither stored nor served: {error}")
         held.is_known, held.identity = True, None
         self._news.set()
 
@@ -305,7 +303,7 @@ class HeldAdapters:
                         self._told.append((held.adapter, None))
                 continue
             with self._lock:
-                self._outages.worked(UNREADABLE)
+                self._outages.worked(_unreadable(held))
                 held.is_known, held.identity, held.model = True, identity, model if is_ahead else None
                 if not is_ahead:
                     self._told.append((held.adapter, identity))
@@ -314,6 +312,11 @@ class HeldAdapters:
                     other.model = None
             self._news.set()
             del job, held, model
+
+
+def _unreadable(held):
+    """A kind of outage."""
+    return f"adapter {held.adapter.lora_name} cannot be read"
 
 
 def _reads_the_same(adapter, other):

@@ -111,7 +111,7 @@ class Scheduler:
             or state.extra is None
             or state.failed
             or request.skip_reading_prefix_cache
-            or len(state.tokens) - num_computed_tokens < self.library.block_tokens
+            or len(state.tokens) - num_computed_tokens <= self.library.block_tokens
         ):
             return self._local_hit_only(request, state)
         try:
