@@ -137,7 +137,7 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
     if (load->stream.first < load->stream.end) {
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
         cg_uses_begin(rt);
-        cg_runtime_refresh_store(rt);
+        cg_runtime_reopen_store(rt);
     }
     cg_stream_set_end(&load->stream, cg_runtime_speeds(rt), cg_now_ns());
     cg_runtime_speeds_end(rt);

@@ -227,7 +227,7 @@ static void take_completion(reader *r, const cg_io_completion *done)
         cg_load_read_ended(rt, read, status, piece, has_header ? &header : NULL,
                            done->completed_ns);
     }
-    cg_runtime_refresh_store(rt);
+    cg_runtime_reopen_store(rt);
     pthread_mutex_unlock(&rt->lock);
     if (!is_kept)
         close_file(r, done->file);

@@ -51,7 +51,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     cg_condition_init(&rt->saves.filled);
     cg_condition_init(&rt->traces.filled);
     rt->step_until_ns = UINT64_MAX;
-    rt->folders_ns = connector->folders_ns;
+    rt->opener_ns = connector->folders_ns;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
     rt->speeds.latency_ns = (double)connector->latency_ns;
@@ -141,10 +141,16 @@ void cg_runtime_refresh_store(cg_runtime *rt)
     const uint64_t now_ns = cg_now_ns(),
                    ttl_ns = is_gone ? REOPEN_NS : c->config->positive_ttl_ms * UINT64_C(1000000);
     if ((!is_gone && !cg_handle_is_far(c)) || rt->opener.started || rt->stop ||
-        now_ns - rt->folders_ns < ttl_ns)
+        now_ns - rt->opener_ns < ttl_ns)
         return;
-    rt->folders_ns = now_ns;
+    rt->opener_ns = now_ns;
     cg_runtime_start(rt, &rt->opener, "cachegen-open", open_store);
+}
+
+void cg_runtime_reopen_store(cg_runtime *rt)
+{
+    if (cg_store_is_gone(rt->connector->store))
+        cg_runtime_refresh_store(rt);
 }
 
 void cg_runtime_resign(cg_runtime *rt, cg_worker *worker)

@@ -61,7 +61,7 @@ struct cg_runtime {
 
     cg_operation_queue lookups, saves;
     bool store_is_silent;       /* questions are not answered: look-ups are misses at once */
-    uint64_t folders_ns;        /* when the opener last began */
+    uint64_t opener_ns;         /* when it last began */
     cg_stream_plan stream_plan; /* of the loads that are not done */
     cg_io *reader_io;           /* to wake; set while the reader runs */
 
@@ -133,6 +133,9 @@ void cg_runtime_wake_reader(cg_runtime *runtime);
 /* With the lock held: what is known of a far store's folders is believed as long as what is known
  * of its chunks, and a store that is gone is looked for once a second. Nobody waits for it. */
 void cg_runtime_refresh_store(cg_runtime *runtime);
+/* With the lock held: only the latter, for loads and saves. A far store's folders take time of the
+ * link that they need. */
+void cg_runtime_reopen_store(cg_runtime *runtime);
 
 /* A configuration for a cg_io of this connector. */
 cg_io_config cg_runtime_io_config(const cachegen *connector);

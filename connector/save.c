@@ -370,7 +370,7 @@ static cg_status queue(cachegen_save *save)
                    CG_OK) {
         cg_operation_begin(&save->op);
         cg_operation_put(&rt->saves, &save->op);
-        cg_runtime_refresh_store(rt);
+        cg_runtime_reopen_store(rt);
         expect_copy(save);
     }
     pthread_mutex_unlock(&rt->lock);
