@@ -1,7 +1,7 @@
 // An engine's day over a store that misbehaves: saves, look-ups, loads, cancels and restarts at
-// random, while the file system below is slow, full, read-only, gone or hangs, and files are
-// damaged and removed. Every byte that was loaded is checked. What an engine calls in its steps
-// runs on a thread whose waits are counted: there must be none.
+// random, while the file system below is slow, full, read-only, gone or hangs, is unmounted and
+// mounted anew, and files are damaged and removed. Every byte that was loaded is checked. What an
+// engine calls in its steps runs on a thread whose waits are counted: there must be none.
 //
 // It runs for a minute, or for CG_STRESS_SECONDS. CG_STRESS_SEED repeats a run, as far as threads
 // allow that.
@@ -52,7 +52,7 @@ class StressTest : public testing::TestWithParam<const char *>
         if (std::string(GetParam()) == "io_uring" && !cg_io_uring_reason(reason, sizeof reason))
             CG_SKIP_OR_FAIL("uring", "no io_uring here (" << reason << ")");
         n_bytes = n_allocated();
-        odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+        mount_store();
         if (!odd->why().empty())
             CG_SKIP_OR_FAIL("fuse", odd->why() << ": no stress over stores that misbehave");
         step = std::make_unique<StepThread>();
@@ -65,9 +65,10 @@ class StressTest : public testing::TestWithParam<const char *>
     }
     void TearDown() override
     {
-        if (odd == nullptr || !odd->why().empty())
+        if (odd != nullptr && !odd->why().empty())
             return; // skipped
-        odd->release();
+        if (odd != nullptr)
+            odd->release();
         engine.reset();
         SCOPED_TRACE("CG_STRESS_SEED=" + std::to_string(seed));
         EXPECT_TRUE(comes_true([] { return our_threads().empty(); }))
@@ -90,8 +91,23 @@ class StressTest : public testing::TestWithParam<const char *>
     {
         return static_cast<uint32_t>(random() % n);
     }
+    void mount_store()
+    {
+        if (odd != nullptr)
+            return;
+        for (const auto &entry : std::filesystem::recursive_directory_iterator(mount.path))
+            ADD_FAILURE() << entry.path() << ": made where nothing was mounted";
+        odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+    }
+    // As when its server dies, with all that is under way.
+    void unmount_store()
+    {
+        odd.reset();
+        n_unmounts++;
+    }
     void open()
     {
+        mount_store();
         odd->set_mood(Mood::GOOD);
         const uint32_t staging_mib = 1 + draw(3);
         engine = std::make_unique<Engine>(
@@ -114,6 +130,8 @@ class StressTest : public testing::TestWithParam<const char *>
     {
         static const Mood moods[] = {Mood::GOOD, Mood::GOOD,      Mood::GOOD, Mood::HANGING,
                                      Mood::SLOW, Mood::READ_ONLY, Mood::FULL, Mood::GONE};
+        mount_store();
+        ASSERT_EQ(odd->why(), "");
         odd->set_mood(moods[draw(8)]);
     }
     // One of a few prompts that begin alike, at one of a few lengths.
@@ -216,7 +234,7 @@ class StressTest : public testing::TestWithParam<const char *>
     std::unique_ptr<StepThread> step;
     std::unique_ptr<Engine> engine;
     size_t n_descriptors = 0, n_bytes = 0;
-    uint64_t n_restarts = 0, n_saves = 0, n_tokens_loaded = 0;
+    uint64_t n_restarts = 0, n_unmounts = 0, n_saves = 0, n_tokens_loaded = 0;
 };
 
 TEST_P(StressTest, NothingIsWrongAndNothingIsLeft)
@@ -231,8 +249,10 @@ TEST_P(StressTest, NothingIsWrongAndNothingIsLeft)
     uint64_t n_rounds = 0;
     while (goes_on() && !HasFatalFailure()) {
         const uint32_t what = draw(100);
-        if (what < 12)
+        if (what < 11)
             change_mood();
+        else if (what < 12)
+            unmount_store();
         else if (what < 45)
             save_some();
         else if (what < 94)
@@ -243,7 +263,8 @@ TEST_P(StressTest, NothingIsWrongAndNothingIsLeft)
             restart();
         n_rounds++;
     }
-    odd->set_mood(Mood::GOOD);
+    mount_store();
+    RecordProperty("unmounts", std::to_string(n_unmounts));
     RecordProperty("rounds", std::to_string(n_rounds));
     RecordProperty("saves", std::to_string(n_saves));
     RecordProperty("tokens_loaded", std::to_string(n_tokens_loaded));

@@ -30,8 +30,9 @@ struct OddFs::State {
     bool is_far = false, is_serial = false;
     bool released = false;
     Mood mood = Mood::GOOD;
-    int n_hanging = 0, n_open = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
+    int n_hanging = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
     size_t most_asked = 0, n_asked = 0;
+    std::set<int> open;                 // descriptors of files that are open through the mount
     std::map<std::string, int> n_stats; // by path
     std::map<std::string, int> calls;   // by kind
     std::set<std::string> lost;         // folders, relative to the backing
@@ -133,12 +134,13 @@ struct OddFsCalls {
         return s->mood == Mood::GONE ? -EIO : 0;
     }
 
-    static int count_open(int change, int result)
+    static int is_open(int fd, struct fuse_file_info *info)
     {
+        info->fh = static_cast<uint64_t>(fd);
         const std::lock_guard<std::mutex> guard(state()->lock);
-        state()->n_open += change;
-        state()->n_opens += change > 0;
-        return result;
+        state()->open.insert(fd);
+        state()->n_opens++;
+        return 0;
     }
 
     static void *init(struct fuse_conn_info *connection, struct fuse_config *)
@@ -235,10 +237,9 @@ struct OddFsCalls {
             openat(state()->backing_fd, below(path), info->flags & ~(O_DIRECT | O_NOFOLLOW));
         if (fd < 0)
             return -errno;
-        info->fh = static_cast<uint64_t>(fd);
         info->direct_io =
             is_named(path, "short") || is_named(path, "longer"); // no page cache in between
-        return count_open(1, 0);
+        return is_open(fd, info);
     }
     static int create(const char *path, mode_t mode, struct fuse_file_info *info)
     {
@@ -248,8 +249,7 @@ struct OddFsCalls {
         if (fd < 0)
             return -errno;
         is_about_new(path, true);
-        info->fh = static_cast<uint64_t>(fd);
-        return count_open(1, 0);
+        return is_open(fd, info);
     }
     static int read(const char *path, char *bytes, size_t n, off_t offset,
                     struct fuse_file_info *info)
@@ -313,7 +313,10 @@ struct OddFsCalls {
     }
     static int release(const char *, struct fuse_file_info *info)
     {
-        return count_open(-1, result_of(close(static_cast<int>(info->fh))));
+        const int fd = static_cast<int>(info->fh);
+        const std::lock_guard<std::mutex> guard(state()->lock);
+        state()->open.erase(fd);
+        return result_of(close(fd));
     }
 };
 
@@ -372,6 +375,8 @@ OddFs::~OddFs()
         state_->loop.join();
         fuse_destroy(state_->fuse);
     }
+    for (const int fd : state_->open) // their release was never asked for
+        close(fd);
     close(state_->backing_fd);
     delete state_;
 }
@@ -424,7 +429,7 @@ int OddFs::n_hanging() const
 int OddFs::n_open() const
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
-    return state_->n_open;
+    return static_cast<int>(state_->open.size());
 }
 
 int OddFs::n_stats(const std::string &path) const
