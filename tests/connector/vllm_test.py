@@ -74,18 +74,20 @@ def ours(connector):
     return getattr(connector, "_connectors", [connector])[-1]
 
 
-def beside_another(connector):
+IDLE = {"kv_connector": "IdleConnector", "kv_connector_module_path": "idle_connector", "kv_role": "kv_both"}
+
+
+def beside_another(connector, other):
     """The configuration of MultiConnector, with another connector before ours."""
-    idle = {"kv_connector": "IdleConnector", "kv_connector_module_path": "idle_connector", "kv_role": "kv_both"}
     policy = {"kv_load_failure_policy": connector["kv_load_failure_policy"]}
     return {
         "kv_connector": "MultiConnector", "kv_role": "kv_both", **policy,
-        "kv_connector_extra_config": {"connectors": [idle, connector]},
+        "kv_connector_extra_config": {"connectors": [other, connector]},
     }  # fmt: skip
 
 
 class Engine:
-    def __init__(self, root, dtype, n_blocks=64, engine_args=None, model=MODEL, is_multi=False, **config):
+    def __init__(self, root, dtype, n_blocks=64, engine_args=None, model=MODEL, other=None, **config):
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE="1",
             HF_HUB_OFFLINE="1",
@@ -117,7 +119,7 @@ class Engine:
             model=model,
             dtype=dtype,
             num_gpu_blocks_override=n_blocks,
-            kv_transfer_config=beside_another(connector) if is_multi else connector,
+            kv_transfer_config=beside_another(connector, other) if other else connector,
             **{
                 "max_model_len": 3072,
                 "max_num_batched_tokens": STEP_TOKENS,
@@ -496,6 +498,34 @@ def lossy_phase(work, cases):
         answer = engine.ask(longer, worst_level="L0")
         equal(answer.hit, 3 * CHUNK, "tokens loaded")
         equal(answer.level, "L0", "level")
+    engine.llm.llm_engine.engine_core.shutdown()
+
+    # vLLM's own connector for files, which knows nothing of levels. (Its offloading connector needs a GPU.)
+    files = os.path.join(work, "files")
+    tier = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    tier["kv_connector_extra_config"] = {"shared_storage_path": files}
+    engine = Engine(root, "bfloat16", store_levels=["L0", "L1", "L2", "L3"], other=tier)
+    with cases("lossy KV that another tier has kept is never taken for lossless"):
+        whole, after = 3 * CHUNK, prompts["long"][: 3 * CHUNK + 130]
+
+        def ask(prompt, **options):
+            answer = engine.ask(prompt, max_tokens=1, **options)
+            engine.settle()
+            return answer
+
+        shutil.rmtree(root_objects(root), ignore_errors=True)
+        os.makedirs(root_objects(root))
+        ask(start[: whole + 1])
+        shutil.rmtree(files)
+        equal(ask(start[: whole + 1], level="L3").hit, whole, "tokens loaded, which the tier keeps")
+        answer = ask(start)
+        equal((answer.hit, answer.cached), (0, whole), "tokens that we loaded; that the tier loaded")
+        answer = ask(after, fresh=False)
+        equal((answer.hit, answer.cached), (0, whole), "tokens that we loaded; of vLLM's own prefix cache")
+        shutil.rmtree(files)
+        equal(ask(after).hit, len(after) // 32 * 32, "tokens loaded by a request that takes all levels")
+        shutil.rmtree(files)
+        equal(ask(after, worst_level="L0").hit, whole, "tokens loaded as lossless")
 
 
 def write_adapter(path, engine, seed):
@@ -696,7 +726,7 @@ def ranks_phase(work, cases):
         engine_args={**args, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
         **chunk,
     )  # fmt: skip
-    one = Engine(root, "float32", model=model, engine_args=args, is_multi=True, **chunk)
+    one = Engine(root, "float32", model=model, engine_args=args, other=IDLE, **chunk)
     prompts = [[random.Random(seed).randrange(3, 1024) for _ in range(203)] for seed in (1, 2, 3)]
     whole = 203 // 32 * 32
 
@@ -730,11 +760,37 @@ def ranks_phase(work, cases):
         for engine, other, prompt in ((two, one, prompts[0]), (one, two, prompts[1])):
             answer = ask(engine, prompt)
             equal((answer.hit, answer.tokens), (0, ask(other, prompt, salt="cold").tokens), "tokens loaded, answer")
+    with cases("/metrics tells that the connector is up, and what it loaded"):
+        from prometheus_client import REGISTRY
+
+        def metric(name, **labels):
+            samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+            of_name = [sample for sample in samples if sample.name == f"vllm:cachegen_{name}"]
+            return sum(sample.value for sample in of_name if labels.items() <= sample.labels.items())
+
+        equal(metric("up", reason="up"), 1, "up")
+        looked_up = one.scheduler.library.cg.get_stats().as_dict()["lookups"]
+        for name, n in {**one.stats(), "lookups": looked_up}.items():
+            if name in ("lookups", "tokens_loaded", "chunks_truncated"):
+                holds(n > 0, f"no {name}: the case tests nothing")
+                equal(metric(f"{name}_total"), n, name)
     with cases("an engine that only reads tries no save"):
         one.llm.llm_engine.engine_core.shutdown()
         reader = Engine(root, "float32", model=model, engine_args=args, read_only=True, **chunk)
         equal(ask(reader, prompts[0], salt="read only").hit, 0, "tokens loaded of nothing")
         equal(reader.on_workers(lambda worker: worker.counters()["parts_dropped"]), [0], "parts of prompts dropped")
+        reader.llm.llm_engine.engine_core.shutdown()
+    with cases("a strict engine that has no store doesn't start, and says why"):
+        try:
+            Engine(os.path.join(work, "gone"), "float32", model=model, engine_args=args, **chunk)
+        except Exception as e:
+            said = []
+            while e is not None:
+                said.append(str(e))
+                e = e.__cause__ or e.__context__
+            holds(any(os.path.join(work, "gone") in sentence for sentence in said), f"{said}")
+        else:
+            raise AssertionError("started")
 
 
 def brief_phase(work, cases):
