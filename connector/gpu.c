@@ -33,20 +33,20 @@ static void find_library(const cg_config *config, char *path_out, size_t path_by
     snprintf(path_out, path_bytes, "%s", DEFAULT_NAME);
 }
 
-static const cg_device_functions *open_library(const cg_config *config, char *reason_out)
+static const cg_device_functions *open_library(const cg_config *config, const cg_sentence *reason)
 {
     char path[PATH_BYTES];
     find_library(config, path, sizeof path);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == NULL) {
-        snprintf(reason_out, CG_GPU_REASON_BYTES, "%s", dlerror());
+        cg_sentence_say(reason, CG_ERR_UNSUPPORTED, "%s", dlerror());
         return NULL;
     }
     cg_device_entry *entry;
     *(void **)&entry = dlsym(library, CG_DEVICE_ENTRY_NAME); /* as POSIX has it */
     const cg_device_functions *functions = entry != NULL ? entry(CG_DEVICE_TABLE_VERSION) : NULL;
     if (functions == NULL)
-        snprintf(reason_out, CG_GPU_REASON_BYTES, "%.200s is of another version", path);
+        cg_sentence_say(reason, CG_ERR_UNSUPPORTED, "%.200s is of another version", path);
     return functions;
 }
 
@@ -67,7 +67,7 @@ static uint32_t count_slots(const cg_config *config, const cg_model *model)
 }
 
 static cg_status open_device(const cg_config *config, const cg_model *model, bool encodes,
-                             cg_gpu *gpu, char *reason_out)
+                             cg_gpu *gpu, const cg_sentence *reason)
 {
     const uint64_t n_copies =
         ((uint64_t)config->gpu_staging_mib << 20) / raw_bytes_of(config, model);
@@ -76,7 +76,7 @@ static cg_status open_device(const cg_config *config, const cg_model *model, boo
                         : n_copies < MOST_COPIES ? (uint32_t)n_copies
                                                  : MOST_COPIES;
     gpu->free_slots = gpu->n_slots < 64 ? (UINT64_C(1) << gpu->n_slots) - 1 : UINT64_MAX;
-    if ((gpu->functions = open_library(config, reason_out)) == NULL)
+    if ((gpu->functions = open_library(config, reason)) == NULL)
         return CG_ERR_UNSUPPORTED;
     const cg_device_config device = {.ordinal = gpu->ordinal,
                                      .profile = model->profile,
@@ -88,14 +88,14 @@ static cg_status open_device(const cg_config *config, const cg_model *model, boo
                                                      : config->threads < MOST_PROJECTORS
                                                          ? config->threads
                                                          : MOST_PROJECTORS};
-    return gpu->functions->open(&device, &gpu->device, reason_out, CG_GPU_REASON_BYTES);
+    return gpu->functions->open(&device, &gpu->device, reason->text, reason->bytes);
 }
 
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
-                      bool encodes, cg_gpu **gpu_out, char *reason_out)
+                      bool encodes, cg_gpu **gpu_out, const cg_sentence *reason)
 {
     *gpu_out = NULL;
-    snprintf(reason_out, CG_GPU_REASON_BYTES, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+    cg_sentence_say(reason, CG_OK, "%s", cg_strerror(CG_ERR_NO_MEMORY));
     cg_gpu *gpu = calloc(1, sizeof *gpu);
     if (gpu == NULL)
         return CG_ERR_NO_MEMORY;
@@ -105,12 +105,12 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     gpu->n_slots = count_slots(config, model);
     cg_status status = cg_pool_new(gpu->n_slots, 0, config->cpus, config->n_cpus, &gpu->pool);
     if (status == CG_OK)
-        status = open_device(config, model, encodes, gpu, reason_out);
+        status = open_device(config, model, encodes, gpu, reason);
     if (status != CG_OK) {
         cg_gpu_free(gpu);
         return status;
     }
-    reason_out[0] = '\0';
+    cg_sentence_say(reason, CG_OK, "%s", "");
     *gpu_out = gpu;
     return CG_OK;
 }

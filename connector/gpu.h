@@ -37,9 +37,9 @@ typedef struct cg_gpu {
 } cg_gpu;
 
 /* Opens library and GPU. encodes: this process may encode saves, and not only pass on its heads.
- * On failure *gpu_out is NULL and reason_out[CG_GPU_REASON_BYTES] a sentence. */
+ * On failure *gpu_out is NULL and reason says why. */
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
-                      bool encodes, cg_gpu **gpu_out, char *reason_out);
+                      bool encodes, cg_gpu **gpu_out, const cg_sentence *reason);
 /* Whether this process has opened it. NULL is fine. */
 bool cg_gpu_is_ours(const cg_gpu *gpu);
 /* Runs what is queued; nothing can be submitted afterwards. NULL is fine. */

@@ -14,8 +14,9 @@ cg_status cg_handle_open_gpu(cachegen *c, uint32_t ordinal, bool encodes, cg_gpu
     cg_gpu *gpu = NULL;
     pthread_mutex_lock(&c->gpu_lock);
     if (atomic_load(&c->gpu_state) == CACHEGEN_GPU_UNUSED) {
+        const cg_sentence reason = {c->gpu_reason, sizeof c->gpu_reason};
         const bool is_open =
-            cg_gpu_open(c->config, &c->model, ordinal, encodes, &gpu, c->gpu_reason) == CG_OK;
+            cg_gpu_open(c->config, &c->model, ordinal, encodes, &gpu, &reason) == CG_OK;
         atomic_store(&c->gpu, gpu);
         atomic_store(&c->gpu_state, is_open ? CACHEGEN_GPU_ON : CACHEGEN_GPU_OFF);
     }

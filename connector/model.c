@@ -162,14 +162,31 @@ static cg_status collect_scales(const cg_config_geometry *given, const cg_geomet
     return CG_OK;
 }
 
+/* path_out[PATH_BYTES]: of a file of the model's. Below the root there is room for any. */
+static cg_status path_of(const cg_config *config, const char *leaf, char *path_out,
+                         const cg_sentence *error)
+{
+    char relative[CG_TREE_PATH_BYTES];
+    const cg_status status =
+        cg_tree_model_file_path(config->model, leaf, relative, sizeof relative);
+    if (status != CG_OK)
+        return cg_sentence_say(error, status, "\"model\": %s", cg_strerror(status));
+    if (strlen(config->root) + 1 + CG_TREE_PATH_BYTES > PATH_BYTES)
+        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"root\" is too long");
+    snprintf(path_out, PATH_BYTES, "%s/%s", config->root, relative);
+    return CG_OK;
+}
+
 static cg_status open_profile(cg_model *model, const cg_config *config,
                               const float (*scales)[CG_N_PLANES], const cg_sentence *error)
 {
     char path[PATH_BYTES], relative[CG_TREE_PATH_BYTES], *text;
     cg_key key;
     cg_fingerprint fingerprint;
-    snprintf(path, sizeof path, "%s/%s/profiles/default", config->root, config->model);
-    cg_status status = read_text(path, &text);
+    cg_status status = path_of(config, "profiles/default", path, error);
+    if (status != CG_OK)
+        return status;
+    status = read_text(path, &text);
     if (status == CG_ERR_NOT_FOUND)
         return CG_OK; /* L0 only */
     if (status != CG_OK)
@@ -222,12 +239,11 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
 {
     char path[PATH_BYTES], *text = NULL;
     float(*scales)[CG_N_PLANES] = NULL;
-    cg_status status;
     memset(model, 0, sizeof *model);
 
-    if (snprintf(path, sizeof path, "%s/%s/model.json", config->root, config->model) >
-        PATH_BYTES - CG_TREE_PATH_BYTES)
-        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT, "\"root\" is too long");
+    cg_status status = path_of(config, "model.json", path, error);
+    if (status != CG_OK)
+        return status;
     status = read_text(path, &text);
     if (status == CG_ERR_NOT_FOUND)
         status = take_configured(model, config, path, error);

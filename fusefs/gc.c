@@ -127,8 +127,9 @@ static bool may_come_back(const gc *g, const char *model, const cg_fingerprint *
     memcpy(key.bytes, profile->bytes, sizeof key.bytes);
     cg_key_to_hex(&key, w.hex);
     snprintf(w.path, sizeof w.path, "%s", path);
-    snprintf(by_default, sizeof by_default, "%s/profiles/default", model);
-    return has_line(g->root_fd, by_default, is_fingerprint, &w) ||
+    return (cg_tree_model_file_path(model, "profiles/default", by_default, sizeof by_default) ==
+                CG_OK &&
+            has_line(g->root_fd, by_default, is_fingerprint, &w)) ||
            has_line(g->root_fd, CG_FSCK_QUARANTINE "/list", is_kept, &w);
 }
 

@@ -337,9 +337,11 @@ cg_status cg_store_adopt_model(int root_fd, const cg_store_hook *hook, const cha
         return status;
     while (at < n_bytes && strchr(" \t\r\n", bytes[at]) != NULL && bytes[at] != '\0')
         at++;
-    snprintf(in_model, sizeof in_model, "%s/model.json", name.model);
-    status = at < n_bytes && bytes[at] == '{' ? open_folder(&a, path, in_model, &dir_fd)
-                                              : CG_ERR_CORRUPT;
+    status = at < n_bytes && bytes[at] == '{'
+                 ? cg_tree_model_file_path(name.model, "model.json", in_model, sizeof in_model)
+                 : CG_ERR_CORRUPT;
+    if (status == CG_OK)
+        status = open_folder(&a, path, in_model, &dir_fd);
     if (status == CG_OK) {
         /* A copy: the model's file may be edited in place, and the context's must not change with
          * it. */

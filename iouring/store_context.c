@@ -351,9 +351,10 @@ static cg_status install_model(const context *c)
     size_t n_bytes;
     cg_status status =
         cg_tree_context_file_path(c->store->model, c->name, "model.json", in_context, sizeof path);
+    if (status == CG_OK)
+        status = cg_tree_model_file_path(c->store->model, "model.json", path, sizeof path);
     if (status != CG_OK)
         return status;
-    snprintf(path, sizeof path, "%s/model.json", c->store->model);
     status = cg_file_read(c->store->root_fd, path, MAX_SMALL_FILE_BYTES, &bytes, &n_bytes);
     if (status == CG_OK)
         status = cg_file_update(c->store->root_fd, in_context, bytes, n_bytes);

@@ -147,8 +147,9 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
 cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)
 {
     char path[CG_TREE_PATH_BYTES];
-    snprintf(path, sizeof path, "%s/model.json", store->model);
-    const cg_status status = cg_store_write(store, io, path, json, n_bytes, false);
+    cg_status status = cg_tree_model_file_path(store->model, "model.json", path, sizeof path);
+    if (status == CG_OK)
+        status = cg_store_write(store, io, path, json, n_bytes, false);
     return status == CG_ERR_EXISTS ? CG_OK : status;
 }
 

@@ -251,3 +251,11 @@ cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile,
     cg_key_to_hex(&key, hex);
     return print(path_out, path_bytes, "%s/profiles/%s.cgp", model, hex);
 }
+
+cg_status cg_tree_model_file_path(const char *model, const char *leaf, char *path_out,
+                                  size_t path_bytes)
+{
+    if (!cg_tree_name_is_valid(model))
+        return CG_ERR_INVALID_ARGUMENT;
+    return print(path_out, path_bytes, "%s/%s", model, leaf);
+}

@@ -90,6 +90,9 @@ cg_status cg_tree_context_file_path(const char *model, const char *context, cons
 /* "<model>/profiles/<fp32 hex>.cgp" */
 cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile, char *path_out,
                                size_t path_bytes);
+/* "<model>/<leaf>"; leaf is not checked: "model.json", "profiles/default". */
+cg_status cg_tree_model_file_path(const char *model, const char *leaf, char *path_out,
+                                  size_t path_bytes);
 
 #ifdef __cplusplus
 }
