@@ -124,8 +124,8 @@ static cg_chunk_header header_of_file(const cg_encoder *e, cg_level level)
 {
     cg_chunk_header header = e->header;
     header.level = header.coarsest = (uint8_t)level;
-    /* All coarser levels of the mask: they are neighbours, and this one's sections code only what
-     * those do not tell. */
+    /* All coarser levels of the mask: they are neighbours, and this one's sections refine their
+     * symbols. */
     while (level != CG_L0 && e->encoding.is_nested &&
            cg_encoding_has(&e->encoding, header.coarsest + 1))
         header.coarsest++;

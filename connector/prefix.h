@@ -82,8 +82,8 @@ cg_status cg_prefix_reaches(cg_prefix *prefix, uint32_t reach, uint32_t end, boo
 bool cg_prefix_asks(const cg_prefix *prefix, uint32_t index);
 
 /* With the runtime's lock held: a load has failed at a chunk of a plan. If the chunk was guessed,
- * a prefix that reaches beyond it is asked for whole, up to until_ns, since what else was guessed
- * may be as wrong, and each of those would fail a load of its own. */
+ * each chunk of a prefix that reaches beyond it is asked for, up to until_ns. What else was guessed
+ * may be as wrong, and each wrong guess would fail a load of its own. */
 void cg_prefix_doubt(cg_runtime *runtime, const cg_plan *plan, uint32_t chunk_index,
                      uint64_t until_ns);
 #endif

@@ -5,9 +5,9 @@
  *
  *     heat x recompute x (quality before - quality after)
  *
- * heat is 1 / (a minute + the time since the chunk, or one that goes on from it, was used), and
- * twice that if this was after it was written: most of what is written is never used. A use that
- * is still to come, by a wrong clock or a wrong `touch`, counts from when it was noted.
+ * heat is 1 / (a minute + the time since the last use of the chunk, or of one that goes on from
+ * it). It is twice that if this use was after the writing: most of what is written is never used.
+ * A use that is still to come, by a wrong clock or a wrong `touch`, counts from when it was noted.
  * recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
  * because attention looks at all tokens before. quality is how good the finest level that is left
  * of the chunk is: nearly 1 at L2, 0 without the chunk. So cold chunks lose their fine levels
