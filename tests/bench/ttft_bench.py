@@ -5,7 +5,7 @@ at each bandwidth or after each trace. Writes rows and, of bandwidths, a plot.
 usage: ttft_bench.py --build BUILD --model MODEL_DIR --profile PROFILE_DIR --json OUT [--plot PNG]
            [--mbps 10,30,...] [--trace FILE... --trace-scale 1] [--at-once 1,4,16] [--rounds 3]
            [--budget-ms 2000] [--kinds ttft_budget,L2,...] [--uncompressed-from-mbps 30]
-           [--answer-tokens 32] [--prompts FILE...] [--over sshfs|gluster]
+           [--answer-tokens 32] [--prompts FILE...] [--prompt-tokens N] [--over sshfs|gluster]
        ttft_bench.py --json ROWS --plot PNG      only plots
 
 The demo's prompt, link, servers and client (connector/demo.py); PROFILE_DIR is a model's folder
@@ -21,8 +21,8 @@ bandwidth and number of requests a load that is not counted comes first for each
 link's speed is known; after a trace it is what the loads before have seen. Every second round goes
 backwards: what came just before, from the same engine or over the link, changes up to a tenth of a
 second. The prompts of requests at once, and of the rounds, differ in their first words, and are of
-the texts in turn (--prompts; the demo's alone by default), each cut to as many tokens as the
-demo's.
+the texts in turn (--prompts; the demo's alone by default), each cut to --prompt-tokens, or to as
+many tokens as the demo's.
 
 A row: medians with the least and the most of all requests of all rounds. moved_mb is what the
 client's end of the link received in a round, all headers included. measured_kl: what the engine
@@ -77,16 +77,16 @@ def kl_of(cold, warm):
 
 
 def prompt_texts(arguments):
-    """The demo's text, or others, each cut to as many tokens."""
+    """The demo's text, or others, each cut to as many tokens, or to those that are wanted."""
     tokenizer = Tokenizer.from_file(os.path.join(arguments.model, "tokenizer.json"))
     with open(os.path.join(CHECKOUT, PROMPT), encoding="utf-8") as file:
         texts = [file.read()]
-    n_tokens = len(tokenizer.encode(texts[0]).ids)
+    n_tokens = arguments.prompt_tokens or len(tokenizer.encode(texts[0]).ids)
     for path in arguments.prompts:
         with open(path, encoding="utf-8") as file:
             ids = tokenizer.encode(file.read()).ids
         if len(ids) < n_tokens:
-            sys.exit(f"{path}: {len(ids)} tokens, fewer than the demo's {n_tokens}")
+            sys.exit(f"{path}: {len(ids)} tokens, fewer than {n_tokens}")
         texts.append(tokenizer.decode(ids[:n_tokens]))
     return texts[1:] or texts
 
@@ -387,6 +387,7 @@ def parse():
     parser.add_argument("--uncompressed-from-mbps", type=float, default=30)
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--prompts", nargs="*", default=[])
+    parser.add_argument("--prompt-tokens", type=int)
     parser.add_argument("--over", choices=LINKS, default="sshfs")
     arguments = parser.parse_args()
     arguments.checkout = CHECKOUT  # the demo's parts want it
