@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DROP_SAMPLES = 2, RISE_SAMPLES = 3, SURE_SAMPLES = 5, MOST_FORGOTTEN = 5 };
+enum { RISE_SAMPLES = 3, SURE_SAMPLES = 5, MOST_FORGOTTEN = 5 };
 static const double CHANGE_FACTOR = 2.0;
 static const uint64_t OLD_NS = UINT64_C(30000000000); /* it says nothing of the link now */
 static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the newest counts half */
@@ -96,8 +96,8 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
     double all[CG_ESTIMATOR_WINDOW];
     weigh(e, all);
     const uint32_t n_before = e->n_samples;
-    if (changed(e, all, DROP_SAMPLES, 1))
-        keep_last(e, DROP_SAMPLES);
+    if (changed(e, all, CG_ESTIMATOR_DROP_SAMPLES, 1))
+        keep_last(e, CG_ESTIMATOR_DROP_SAMPLES);
     else if (changed(e, all, RISE_SAMPLES, 0))
         keep_last(e, RISE_SAMPLES);
     const double *weights = all + n_before - e->n_samples;

@@ -18,7 +18,11 @@
 extern "C" {
 #endif
 
-enum { CG_ESTIMATOR_WINDOW = 20, CG_METER_READS = 32 };
+enum {
+    CG_ESTIMATOR_WINDOW = 20,
+    CG_ESTIMATOR_DROP_SAMPLES = 2, /* that make a drop believed */
+    CG_METER_READS = 32
+};
 
 typedef enum cg_estimator_kind {
     CG_ESTIMATOR_HARMONIC = 0,

@@ -436,7 +436,7 @@ static double most_under_way(const cg_extents_input *in, const cg_extents_plan *
 static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
 {
     const double queued_bytes = in->queued_bytes + in->expected_bytes;
-    return are_in_time(in, plan, false, queued_bytes, in->low_bps / 2) &&
+    return !in->is_untried && are_in_time(in, plan, false, queued_bytes, in->low_bps / 2) &&
            are_in_time(in, plan, true, queued_bytes + most_under_way(in, plan), in->link_bps / 10);
 }
 

@@ -57,6 +57,7 @@ typedef struct cg_extents_input {
     const cg_extents_chunk *chunks; /* of all loads, what must arrive first; of one load in order */
     size_t n_chunks;
     double link_bps, low_bps; /* the link's speed, and what it will very likely reach; above 0 */
+    bool is_untried;          /* the link may have become any other: no slack */
     double queued_bytes;      /* under way */
     double expected_bytes;    /* what must arrive of loads that are likely to come, and */
     double expected_decode_ns;

@@ -31,6 +31,7 @@ enum {
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
+static const double UNTRIED_DOUBT = 10;      /* what a link that was idle may be slower */
 static const double HOPE = 2;                /* the link may become so many times faster */
 static const double QUIET_NS = 50e6;         /* a round trip may take so long */
 static const double STALL = 2; /* a link that is quiet for so many times what is under way */
@@ -495,10 +496,39 @@ static void add_expected(cg_stream_plan *plan, uint64_t now_ns)
     }
 }
 
+/* The link's speed as far as it was measured, 0: not at all. What was only told may be wrong by
+ * any factor, so no reads are staked on it. */
+static double measured_bps(const cg_speeds *speeds)
+{
+    if (speeds->link.n_samples == 0)
+        return speeds->link.memory_bps;
+    return cg_estimator_bps(&speeds->link);
+}
+
+/* Forgets what came before the link was idle. */
+static void note_idle(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    if (now_ns > plan->came_ns + IDLE_MS * UINT64_C(1000000))
+        plan->bytes_since_idle = 0;
+    if (plan->bytes_since_idle == 0)
+        plan->idle_generation = speeds->link.generation;
+    if (plan->n_reading == 0 && now_ns > plan->alive_ns + IDLE_MS * UINT64_C(1000000))
+        plan->n_from_memory = 0;
+}
+
+/* Whether the estimate is of before the link was idle: so few samples since don't change it. Where
+ * what is read comes from memory there are none. */
+static bool is_untried(const cg_stream_plan *plan, const cg_speeds *speeds)
+{
+    return measured_bps(speeds) > 0 && plan->n_from_memory < CG_ESTIMATOR_DROP_SAMPLES &&
+           speeds->link.generation - plan->idle_generation < CG_ESTIMATOR_DROP_SAMPLES;
+}
+
 /* What is to be planned, as things are now. */
 static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     bool is_bound;
+    note_idle(plan, speeds, now_ns);
     const double link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound);
     const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
     find_late(plan, speeds, link_bps, now_ns);
@@ -507,12 +537,15 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
         (cg_extents_input){.chunks = plan->items,
                            .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                            .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
+                           .is_untried = is_untried(plan, speeds),
                            .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
                            .decoding_ns = fill_items(plan, speeds, now_ns)};
     plan->input.n_chunks = plan->n_items;
     if (plan->n_items > 0)
         plan->input.window_bytes =
             full_window_bytes(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
+    if (plan->input.is_untried)
+        plan->input.low_bps /= UNTRIED_DOUBT;
     if (!(plan->input.low_bps > 0))
         plan->input.low_bps = 1;
     add_expected(plan, now_ns);
@@ -591,23 +624,14 @@ bool cg_stream_plan_is_due(const cg_stream_plan *plan)
 
 /* ---- reads ---- */
 
-/* The link's speed as far as it was measured, 0: not at all. What was only told may be wrong by
- * any factor, so no reads are staked on it. */
-static double measured_bps(const cg_speeds *speeds)
-{
-    if (speeds->link.n_samples == 0)
-        return speeds->link.memory_bps;
-    return cg_estimator_bps(&speeds->link);
-}
-
-/* The window of a stream's reads. */
+/* The window of a stream's reads: of the next of a chunk's. */
 static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
                            const cg_speeds *speeds, double link_bps)
 {
     const uint8_t level = cg_stream_must_level(stream, index);
-    const double window =
-        is_papers(stream) ? most_window_bytes(speeds, link_bps)
-                          : full_window_bytes(speeds, link_bps, stream->sizes[index].bytes[level]);
+    const uint64_t must_bytes = stream->sizes[index].bytes[level];
+    const double window = is_papers(stream) ? most_window_bytes(speeds, link_bps)
+                                            : full_window_bytes(speeds, link_bps, must_bytes);
     if (!cg_stream_is_anytime(stream))
         return window;
     /* A link that is slower now brings what is under way before all that will be asked for. Where
@@ -617,6 +641,8 @@ static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, 
     double sure = busy > FIRST_WINDOW ? busy : FIRST_WINDOW;
     if (!plan->is_expecting)
         sure += 2 * (double)plan->bytes_since_idle;
+    if (is_untried(plan, speeds) && stream->chunks[index].asked_bytes >= must_bytes)
+        sure = FIRST_WINDOW; /* what is busy, and how long this takes, is not known */
     return window < sure ? window : sure;
 }
 
@@ -840,8 +866,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     uint64_t to;
     uint8_t file_level;
     plan->must_free_bytes = 0;
-    if (now_ns > plan->came_ns + IDLE_MS * UINT64_C(1000000))
-        plan->bytes_since_idle = 0;
+    note_idle(plan, speeds, now_ns);
     plan->is_expecting = expected_tokens(plan, now_ns) > 0;
     refresh(plan, speeds, now_ns);
     const double link_bps = measured_bps(speeds);
@@ -913,7 +938,8 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, left_ns(ended_ns, read.submitted_ns))) {
         plan->came_ns = ended_ns;
         plan->bytes_since_idle += n_bytes;
-    }
+    } else if (n_bytes > 0)
+        plan->n_from_memory++;
     plan->is_stale = true;
     stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
                                          read.submitted_ns, ended_ns, &speeds->link);

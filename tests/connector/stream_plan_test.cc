@@ -480,6 +480,47 @@ TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive
     EXPECT_LE(plan.bytes_reading, left + 64 * KIB);
 }
 
+TEST_F(StreamPlanTest, AnEstimateOfBeforeTheLinkWasIdleIsNotReliedOn)
+{
+    const uint64_t l3_bytes = 104 * KB; // up to its end, on a page
+    const auto first = [&](Stream *stream, uint64_t now_ns) {
+        start(64, 1000000 * KB);
+        link(1e8);
+        add(stream);
+        const cg_stream_read *read = next(now_ns);
+        EXPECT_NE(read, nullptr);
+        return read != nullptr ? *read : cg_stream_read{};
+    };
+    Stream busy(20), idle(20);
+    EXPECT_GE(first(&busy, 400 * MS).bytes, 400 * KB) << "a chunk is read whole";
+    EXPECT_LE(first(&idle, 600 * MS).bytes, l3_bytes);
+    // Two samples say that it is as fast as it was.
+    const auto furthest = [&] {
+        uint64_t bytes = 0;
+        for (const cg_stream_read *r = plan.reads; r < plan.reads + plan.depth; r++)
+            bytes = r->id != 0 ? std::max(bytes, r->from + r->bytes) : bytes;
+        return bytes;
+    };
+    uint64_t now_ns = 600 * MS, n_ended = 0;
+    for (const uint32_t before = speeds.link.generation; speeds.link.generation < before + 2;) {
+        begin_all(now_ns);
+        EXPECT_LE(furthest(), l3_bytes) << "more than must arrive";
+        while (cg_stream_find_read(&plan, ++n_ended) == nullptr)
+            ASSERT_LT(n_ended, plan.last_id);
+        ended(n_ended, true, now_ns += MS);
+    }
+    begin_all(now_ns);
+    EXPECT_GE(furthest(), 400 * KB);
+
+    // Files of their own, which cannot be cut short, are chosen as for a link ten times slower.
+    Stream exact(20, 1500 * MS), exact_idle(20, 1500 * MS);
+    for (Stream *stream : {&exact, &exact_idle})
+        for (uint32_t i = 0; i < 20; i++)
+            stream->s.sizes[i].bytes[CG_L0] = 1600 * KB;
+    EXPECT_EQ(first(&exact, 400 * MS).file_level, CG_L0);
+    EXPECT_EQ(first(&exact_idle, 600 * MS).file_level, CG_L1);
+}
+
 // Reads that share a link end together, so what is read ahead delays the first chunks.
 TEST_F(StreamPlanTest, OfAFarStoreFewChunksAreUnderWayInRangesThatEndOneAfterTheOther)
 {

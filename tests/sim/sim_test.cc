@@ -239,6 +239,52 @@ TEST(SimTest, AChangeByTenInMidLoadKeepsTheBudgetWhereL3AloneWould)
             }
 }
 
+// The link is known by two loads and idle for a second. Then it is up to a thousand times slower,
+// and perhaps ten times slower still in the load: there one in fifty may be a little late.
+TEST(SimTest, ALinkThatWasIdleMayBeAnyOtherAndTheBudgetIsKeptWhereL3AloneWould)
+{
+    std::mt19937 random(3);
+    const auto part = [&] { return static_cast<double>(random() % 1001) / 1000; };
+    int n_could = 0, n_over = 0;
+    for (const Model &model : {smollm2(), llama8b()})
+        for (int i = 0; i < (SANITIZED ? 40 : 120); i++) {
+            const double budget_s = std::vector<double>{0.5, 1, 2, 5}[random() % 4];
+            const uint32_t n_at_once = random() % 4 == 0 ? 4 : 1;
+            const double bits =
+                8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks() * n_at_once;
+            const double last_bps = bits / budget_s / (0.3 + 0.5 * part());
+            const double first_bps = last_bps * (random() % 2 == 0 ? 1 : 10);
+            const double before_bps = first_bps * std::pow(10, 3 * part());
+            auto setup = setup_of(CG_POLICY_TTFT_BUDGET, budget_s, n_at_once);
+            setup.round_trip_s = std::vector<double>{0.01, 0.001, 0.0001}[random() % 3];
+            std::vector<double> arrivals;
+            simulate(model, setup, constant(before_bps / 1e6), 0, 3, &arrivals);
+            const double change_s = arrivals[2] + 0.15 * budget_s * part();
+            const Trace trace("idle", {0, arrivals[2] - 1, change_s, 10000},
+                              {before_bps, first_bps, last_bps, last_bps}, 1);
+            const double decode_s = model.decode_s(CG_L3) * model.n_chunks() * n_at_once;
+            if (1.25 * decode_s > budget_s ||
+                trace.time_of(arrivals[2] + setup.round_trip_s, 1.25 * bits) +
+                        model.decode_s(CG_L3) >
+                    arrivals[2] + budget_s)
+                continue;
+            n_could++;
+            const auto outcomes = simulate(model, setup, trace, 0, 3);
+            bool is_over = false;
+            for (size_t n = outcomes.size() - n_at_once; n < outcomes.size(); n++) {
+                is_over =
+                    is_over || outcomes[n].ttft_s > budget_s * (n_at_once > 1 ? 1.01 : 1 + 1e-6);
+                EXPECT_LE(outcomes[n].ttft_s, 1.05 * budget_s)
+                    << model.name << " " << i << ": " << n_at_once << ", " << budget_s << " s, "
+                    << setup.round_trip_s << " s, " << before_bps / 1e6 << ", " << first_bps / 1e6
+                    << ", " << last_bps / 1e6 << " Mbit/s; loaded " << outcomes[n].loaded_chunks;
+            }
+            n_over += is_over;
+        }
+    EXPECT_GT(n_could, SANITIZED ? 50 : 150);
+    EXPECT_LE(n_over, n_could / 50);
+}
+
 // The link falls to 1 kbit/s or silent, the server is gone, or one chunk cannot be had; at any
 // moment of a load, over a link that is known or not. Then the rest is recomputed, once. (Where
 // even without a fault the budget could not be kept, it takes longer by one recompute.)
