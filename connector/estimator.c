@@ -89,6 +89,7 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
 {
     if (e->n_samples == CG_ESTIMATOR_WINDOW)
         keep_last(e, CG_ESTIMATOR_WINDOW - 1);
+    e->n_added++;
     e->samples[e->n_samples++] = (cg_link_sample){.bytes = bytes, .ns = ns, .at_ns = at_ns};
     e->generation++;
     if (e->n_samples >= SURE_SAMPLES)

@@ -42,7 +42,8 @@ typedef struct cg_estimator {
     uint32_t n_samples;
     double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
     uint32_t n_forgotten;       /* times in a row that few samples came after it */
-    uint32_t generation;        /* counts samples: a decision made by fewer may be made anew */
+    uint32_t n_added;           /* samples, ever */
+    uint32_t generation; /* counts what was learnt: a decision made by less may be made anew */
 } cg_estimator;
 
 void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double prior_bps);

@@ -431,8 +431,9 @@ static double most_under_way(const cg_extents_input *in, const cg_extents_plan *
     return smaller(bytes, in->window_bytes);
 }
 
-/* Whether even half of what the link will very likely do is enough for what is planned, and a tenth
- * of what it does for what must arrive: the link may become so slow before that has. */
+/* Whether, of a link that was tried, even half of what it will very likely do is enough for what is
+ * planned, and a tenth of what it does for what must arrive: the link may become so slow before
+ * that has. */
 static bool has_slack(const cg_extents_input *in, const cg_extents_plan *plan)
 {
     const double queued_bytes = in->queued_bytes + in->expected_bytes;

@@ -91,7 +91,7 @@ typedef struct cg_extents_plan {
     size_t n_extents;
     bool in_time;   /* all that must arrive is predicted to */
     bool has_slack; /* at half the speed all is in time, and at a tenth what must arrive, also
-                       behind what is expected */
+                       behind what is expected; and the link is not untried */
     double kl;      /* of all chunks at these levels */
     /* For cg_extents_plan_make(): */
     cg_extents_step *steps; /* [n_chunks * CG_N_LEVELS] */

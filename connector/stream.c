@@ -113,7 +113,7 @@ uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index)
 uint8_t cg_stream_must_level(const cg_stream *stream, uint32_t chunk_index)
 {
     const cg_stream_chunk *chunk = &stream->chunks[chunk_index];
-    if (chunk->state == CG_STREAM_READING && !chunk->is_nested)
+    if (chunk->state == CG_STREAM_READING && (!chunk->is_nested || chunk->file_level == CG_L0))
         return chunk->file_level;
     return cg_stream_is_anytime(stream) ? cg_stream_floor(stream, chunk_index)
                                         : stream->levels[chunk_index];

@@ -505,14 +505,19 @@ static double measured_bps(const cg_speeds *speeds)
     return cg_estimator_bps(&speeds->link);
 }
 
-/* Forgets what came before the link was idle. */
+/* Forgets what came before the link was idle. Others may have measured it since. */
 static void note_idle(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    if (now_ns > plan->came_ns + IDLE_MS * UINT64_C(1000000))
+    const cg_estimator *link = &speeds->link;
+    const uint64_t idle_ns = IDLE_MS * UINT64_C(1000000);
+    uint64_t last_ns = link->n_samples > 0 ? link->samples[link->n_samples - 1].at_ns : 0;
+    if (plan->came_ns > last_ns)
+        last_ns = plan->came_ns;
+    if (now_ns > plan->came_ns + idle_ns)
         plan->bytes_since_idle = 0;
-    if (plan->bytes_since_idle == 0)
-        plan->idle_generation = speeds->link.generation;
-    if (plan->n_reading == 0 && now_ns > plan->alive_ns + IDLE_MS * UINT64_C(1000000))
+    if (plan->n_reading == 0 && now_ns > last_ns + idle_ns)
+        plan->idle_added = link->n_added;
+    if (plan->n_reading == 0 && now_ns > plan->alive_ns + idle_ns)
         plan->n_from_memory = 0;
 }
 
@@ -521,7 +526,7 @@ static void note_idle(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t no
 static bool is_untried(const cg_stream_plan *plan, const cg_speeds *speeds)
 {
     return measured_bps(speeds) > 0 && plan->n_from_memory < CG_ESTIMATOR_DROP_SAMPLES &&
-           speeds->link.generation - plan->idle_generation < CG_ESTIMATOR_DROP_SAMPLES;
+           speeds->link.n_added - plan->idle_added < CG_ESTIMATOR_DROP_SAMPLES;
 }
 
 /* What is to be planned, as things are now. */
@@ -544,8 +549,8 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
     if (plan->n_items > 0)
         plan->input.window_bytes =
             full_window_bytes(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
-    if (plan->input.is_untried)
-        plan->input.low_bps /= UNTRIED_DOUBT;
+    if (plan->input.is_untried && plan->input.low_bps > plan->input.link_bps / UNTRIED_DOUBT)
+        plan->input.low_bps = plan->input.link_bps / UNTRIED_DOUBT;
     if (!(plan->input.low_bps > 0))
         plan->input.low_bps = 1;
     add_expected(plan, now_ns);
@@ -919,6 +924,26 @@ static void count_arrived(const cg_stream_plan *plan, const cg_stream *stream, u
     }
 }
 
+/* A sample of a link that is tried. So little is under way then that a round trip may be most of
+ * what it took. If the link may still be as fast as before, all is well; and if the sample would
+ * say otherwise, it is left out. */
+static void judge_trial(cg_stream_plan *plan, cg_estimator *link, const cg_estimator *before,
+                        double latency_ns)
+{
+    const cg_link_sample sample = link->samples[link->n_samples - 1];
+    const double bits = 8e9 * sample.bytes, slow_bps = cg_estimator_bps(before) / 2;
+    const uint32_t n_added = link->n_added, generation = link->generation;
+    if (bits < slow_bps * (sample.ns - latency_ns))
+        return;
+    if (before->n_samples > 0 && bits < slow_bps * sample.ns) {
+        *link = *before;
+        link->n_added = n_added;
+        link->generation = generation;
+        link->samples[link->n_samples - 1].at_ns = sample.at_ns;
+    }
+    plan->idle_added = n_added - CG_ESTIMATOR_DROP_SAMPLES;
+}
+
 cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
                                        uint64_t n_bytes, uint64_t ended_ns)
 {
@@ -928,6 +953,7 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     const cg_stream_read read = *place;
     cg_stream *stream = read.stream;
     cg_stream_chunk *chunk = &stream->chunks[read.chunk_index];
+    const bool was_untried = is_untried(plan, speeds);
     place->id = 0;
     plan->n_reading--;
     plan->bytes_reading -= read.bytes;
@@ -938,11 +964,15 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, left_ns(ended_ns, read.submitted_ns))) {
         plan->came_ns = ended_ns;
         plan->bytes_since_idle += n_bytes;
+        plan->n_from_memory = 0;
     } else if (n_bytes > 0)
         plan->n_from_memory++;
     plan->is_stale = true;
+    const cg_estimator before = speeds->link;
     stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
                                          read.submitted_ns, ended_ns, &speeds->link);
+    if (speeds->link.n_added != before.n_added && was_untried)
+        judge_trial(plan, &speeds->link, &before, speeds->latency_ns);
     if (!read.is_stale)
         chunk->n_reads--;
     if (read.is_stale || chunk->state != CG_STREAM_READING ||

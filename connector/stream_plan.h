@@ -16,10 +16,10 @@
  * are under way together end together; decoding then starts late. And every question of another
  * request's look-up waits for what is under way before it. A link that was idle for half a second
  * may be slower now. So loads with a budget begin with 128 KiB under way, or what keeps the link
- * busy, and twice what has come since. Until it was measured twice since, the estimate may be wrong
- * by any factor. Then every chunk is read coarse first, and of what need not arrive no more than
- * 128 KiB is under way; levels in files of their own are chosen as for a link ten times slower.
- * While the link's speed is unknown, ranges under way are of
+ * busy, and twice what has come since. Until it was measured twice since, or two reads came from
+ * memory, the estimate may be wrong by any factor. Then every chunk is read coarse first, and of
+ * what need not arrive no more than 128 KiB is under way; levels in files of their own are chosen
+ * as for a link ten times slower. While the link's speed is unknown, ranges under way are of
  * different files. A near store may have a slow link. There the first range of a file is read
  * alone: reading it opens the file, and each opening may make a network file system forget what it
  * has cached of it. The first range of a chunk whose sizes are guessed is read alone, too; it is
@@ -85,8 +85,8 @@ typedef struct cg_stream_plan {
     uint64_t quiet_since_ns;    /* no read has ended since */
     uint64_t came_ns;           /* when bytes came over the link last */
     uint64_t bytes_since_idle;  /* that came over it, since none had come for a while */
-    uint32_t idle_generation;   /* of the link's estimate, then */
-    uint32_t n_from_memory;     /* reads that ended since none had for a while */
+    uint32_t idle_added;        /* samples of the link, when it was idle last */
+    uint32_t n_from_memory;     /* reads in a row; 0: none had ended for a while */
     uint64_t alive_ns;          /* bytes arrived, or it was idle, and not because reads failed */
     uint64_t patience_ns;       /* for so long nothing may arrive of what is under way */
     bool has_failed;            /* the read that ended last */

@@ -285,6 +285,21 @@ TEST(SimTest, ALinkThatWasIdleMayBeAnyOtherAndTheBudgetIsKeptWhereL3AloneWould)
     EXPECT_LE(n_over, n_could / 50);
 }
 
+// After each pause a load tries the link with little under way. Over a long one that takes a round
+// trip, which says nothing of the link's speed.
+TEST(SimTest, OverALongLinkATrialCostsARoundTripAndNoQuality)
+{
+    for (const double mbps : {300.0, 1000.0, 3000.0}) {
+        auto setup = setup_of(CG_POLICY_TTFT_BUDGET, 0.5), fixed = setup;
+        setup.round_trip_s = fixed.round_trip_s = 0.05;
+        fixed.level = CG_L1;
+        const auto outcomes = simulate(smollm2(), setup, constant(mbps), 0, 8);
+        const Outcome l1 = simulate(smollm2(), fixed, constant(mbps), 0, 8).back();
+        EXPECT_LE(outcomes.back().kl, l1.kl + 1e-9) << mbps;
+        EXPECT_LE(outcomes.back().ttft_s, l1.ttft_s + 2 * setup.round_trip_s) << mbps;
+    }
+}
+
 // The link falls to 1 kbit/s or silent, the server is gone, or one chunk cannot be had; at any
 // moment of a load, over a link that is known or not. Then the rest is recomputed, once. (Where
 // even without a fault the budget could not be kept, it takes longer by one recompute.)
