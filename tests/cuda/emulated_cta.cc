@@ -1,5 +1,6 @@
 #include "emulated_cta.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -40,12 +41,35 @@ namespace
 {
 const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 4096;
 thread_local BlockEmulator *running;
+
+/* To TSan all lanes of a thread block are one thread, apart from the one that runs them: they run
+ * one after another, and a switch that it knows of costs more than what a lane does in between.
+ * Its reports show frames of several lanes as one call stack. It needs no end of the functions in
+ * which lanes are left: that stack goes with the thread block. */
+struct OneThread {
+#if defined(__SANITIZE_THREAD__)
+    void *const before = __tsan_get_current_fiber(), *const lanes = __tsan_create_fiber(0);
+    OneThread()
+    {
+        __tsan_switch_to_fiber(lanes, 0);
+    }
+    ~OneThread()
+    {
+        __tsan_switch_to_fiber(before, 0);
+        __tsan_destroy_fiber(lanes);
+    }
+#else
+    OneThread()
+    {
+    }
+#endif
+};
 } // namespace
 
 struct BlockEmulator::Fiber {
     EmulatedCta cta;
     uint8_t *memory;
-    void *stack = nullptr, *fake_stack = nullptr, *tsan = nullptr;
+    void *stack = nullptr, *fake_stack = nullptr;
     bool is_done = false;
 
     Fiber()
@@ -54,24 +78,20 @@ struct BlockEmulator::Fiber {
     {
         if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0)
             throw std::bad_alloc();
-#if defined(__SANITIZE_THREAD__)
-        tsan = __tsan_create_fiber(0);
-#endif
     }
     ~Fiber()
     {
-#if defined(__SANITIZE_THREAD__)
-        __tsan_destroy_fiber(tsan);
-#endif
         forget_frames();
         munmap(memory, STACK_BYTES);
     }
-    /* A fiber is left where it ended: what ASan knows of its frames is not true for what comes
-     * next. */
+    /* A fiber is left where it ended: what ASan knows of the frames from there on is not true for
+     * what comes next. Those of functions that have returned it has forgotten itself. */
     void forget_frames()
     {
 #if defined(__SANITIZE_ADDRESS__)
-        __asan_unpoison_memory_region(memory + GUARD_BYTES, STACK_BYTES - GUARD_BYTES);
+        if (stack != nullptr)
+            __asan_unpoison_memory_region(
+                stack, static_cast<size_t>(memory + STACK_BYTES - static_cast<uint8_t *>(stack)));
 #endif
     }
 };
@@ -120,8 +140,10 @@ void BlockEmulator::run(uint32_t n_blocks, const std::function<void(EmulatedCta 
 void BlockEmulator::run_block(uint32_t block, uint32_t pass)
 {
     shared_.reset(new uint8_t[shared_bytes_]);
-    for (size_t i = 0; i < shared_bytes_; i++)
-        shared_[i] = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < shared_bytes_; i += sizeof(uint64_t)) {
+        const uint64_t any = random();
+        memcpy(&shared_[i], &any, std::min(sizeof any, shared_bytes_ - i));
+    }
     runnable_.clear();
     at_barrier_.clear();
     n_alive_ = n_threads_;
@@ -146,12 +168,15 @@ void BlockEmulator::run_block(uint32_t block, uint32_t pass)
         warps_[i / 32].n_lanes++;
         runnable_.push_back(i);
     }
-    while (!runnable_.empty() && error_ == nullptr) {
-        const size_t i = random() % runnable_.size();
-        current_ = runnable_[i];
-        runnable_[i] = runnable_.back();
-        runnable_.pop_back();
-        enter();
+    {
+        const OneThread all_lanes;
+        while (!runnable_.empty() && error_ == nullptr) {
+            const size_t i = random() % runnable_.size();
+            current_ = runnable_[i];
+            runnable_[i] = runnable_.back();
+            runnable_.pop_back();
+            enter();
+        }
     }
     if (error_ != nullptr)
         std::rethrow_exception(error_);
@@ -167,10 +192,6 @@ void BlockEmulator::enter()
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&scheduler_fake_stack_, fiber.memory, STACK_BYTES);
 #endif
-#if defined(__SANITIZE_THREAD__)
-    scheduler_tsan_ = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(fiber.tsan, 0);
-#endif
     cg_test_switch_stack(&scheduler_stack_, fiber.stack);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(scheduler_fake_stack_, nullptr, nullptr);
@@ -183,9 +204,6 @@ void BlockEmulator::leave_to_scheduler()
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(fiber.is_done ? nullptr : &fiber.fake_stack, scheduler_bottom_,
                                    scheduler_bytes_);
-#endif
-#if defined(__SANITIZE_THREAD__)
-    __tsan_switch_to_fiber(scheduler_tsan_, 0);
 #endif
     cg_test_switch_stack(&fiber.stack, scheduler_stack_);
 #if defined(__SANITIZE_ADDRESS__)
@@ -268,10 +286,13 @@ uint32_t BlockEmulator::meet(EmulatedCta &cta, Kind kind, const Value &value)
 namespace
 {
 
-/* PTX, "Matrix Fragments for mma.m16n8k32", .s8: where lane and register i's byte k lie. */
-void multiply_fragments(const uint32_t a[32][4], const uint32_t b[32][2], int32_t out[32][4])
+/* PTX, "Matrix Fragments for mma.m16n8k32", .s8: where lane and register i's byte k lie. Tests of
+ * the kernels are mostly this; so that sanitizers need not look at each of 4,096 products of local
+ * arrays, they look at none. */
+__attribute__((optimize("O3"), no_sanitize("address", "undefined", "thread"))) void
+multiply_fragments(const uint32_t a[32][4], const uint32_t b[32][2], int32_t out[32][4])
 {
-    int8_t rows[16][32], columns[8][32];
+    int16_t rows[16][32], columns[8][32];
     for (unsigned lane = 0; lane < 32; lane++) {
         for (unsigned k = 0; k < 4; k++) {
             const unsigned at = lane % 4 * 4 + k;
@@ -284,7 +305,8 @@ void multiply_fragments(const uint32_t a[32][4], const uint32_t b[32][2], int32_
     }
     for (unsigned lane = 0; lane < 32; lane++) {
         for (unsigned i = 0; i < 4; i++) {
-            const int8_t *row = rows[lane / 4 + i / 2 * 8], *column = columns[lane % 4 * 2 + i % 2];
+            const int16_t *row = rows[lane / 4 + i / 2 * 8],
+                          *column = columns[lane % 4 * 2 + i % 2];
             int32_t sum = 0;
             for (unsigned k = 0; k < 32; k++)
                 sum += row[k] * column[k];

@@ -114,7 +114,6 @@ class BlockEmulator
     void *scheduler_fake_stack_ = nullptr;
     const void *scheduler_bottom_ = nullptr;
     size_t scheduler_bytes_ = 0;
-    void *scheduler_tsan_ = nullptr;
 };
 
 } // namespace cg_test
