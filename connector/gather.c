@@ -1,3 +1,4 @@
+/* The life of a gather. Sending is in gather_send.c, taking in gather_take.c. */
 #include "connector/gather.h"
 
 #include "connector/gather_state.h"
@@ -21,7 +22,7 @@ cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
     g->last = &g->first;
     g->name = cg_key_of_bytes(config->group, strlen(config->group));
     pthread_mutex_init(&g->lock, NULL);
-    if (config->first_head == 0)
+    if (config->first_head == 0) /* the rank that takes what the others send, and stores it */
         status = cg_host_socket_listen(&g->name, CG_GATHER_MAX_RANKS, &g->listener);
     if (status != CG_OK) {
         cg_gather_free(g);

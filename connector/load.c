@@ -5,6 +5,7 @@
 #include "connector/load_state.h"
 #include "connector/reader.h"
 #include "connector/stream_exit.h"
+#include "connector/uses.h"
 
 #include <stdlib.h>
 #include <string.h>

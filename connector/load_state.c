@@ -2,6 +2,7 @@
 
 #include "connector/clock.h"
 #include "connector/prefix.h"
+#include "connector/uses.h"
 #include "iouring/store.h"
 
 #include <stdlib.h>

@@ -25,7 +25,6 @@
 #include "connector/pool.h"
 #include "connector/speeds.h"
 #include "connector/stream_plan.h"
-#include "connector/uses.h"
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -39,6 +38,7 @@ typedef struct cg_worker {
 } cg_worker;
 
 typedef struct cg_operation cg_operation; /* connector/operation.h */
+typedef struct cg_uses cg_uses;           /* connector/uses.h */
 
 /* Operations that wait for their worker, the oldest first. */
 typedef struct cg_operation_queue {

@@ -14,8 +14,8 @@
 #include "fusefs/staging.h"
 #include "fusefs/strict.h"
 #include "fusefs/users.h"
-#include "fusefs/watch.h"
 #include "iouring/tree.h"
+#include <stdatomic.h>
 
 /* How many lines a user's files may still cost in the log. */
 typedef struct cg_log_quota {
@@ -41,6 +41,16 @@ typedef struct cg_space {
     int64_t waits_since_s;            /* CLOCK_MONOTONIC */
     int64_t lease_seen_s;             /* when it was ours the last time */
 } cg_space;
+
+/* fusefs/watch.h; its thread writes, any reads. */
+typedef struct cg_watch {
+    int fd, stop_fd;           /* of fanotify, and an eventfd; -1: there is no watch */
+    bool handles_have_numbers; /* a file's handle begins with its inode number */
+    bool has_fine_times;       /* see cg_fs_has_fine_times() */
+    _Atomic bool is_trusted;   /* until it breaks */
+    _Atomic uint64_t n_seen;   /* grows before what changed is looked up in the table of nodes */
+    const cg_fs_kernel *kernel;
+} cg_watch;
 
 struct cg_fs {
     int root_fd;

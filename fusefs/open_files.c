@@ -1,6 +1,7 @@
 #include "fusefs/open_files.h"
 
 #include "fusefs/fs.h"
+#include "fusefs/watch.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -5,6 +5,7 @@
 #include "fusefs/left.h"
 #include "fusefs/pending.h"
 #include "fusefs/space.h"
+#include "fusefs/watch.h"
 #include "iouring/layout.h"
 
 #include <errno.h>

@@ -1,7 +1,5 @@
 #include "fusefs/watch.h"
 
-#include "fusefs/fs.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>

@@ -15,17 +15,7 @@
  */
 #ifndef CG_FUSEFS_WATCH_H
 #define CG_FUSEFS_WATCH_H
-#include "fusefs/core.h"
-#include <stdatomic.h>
-
-typedef struct cg_watch {
-    int fd, stop_fd;           /* of fanotify, and an eventfd; -1: there is no watch */
-    bool handles_have_numbers; /* a file's handle begins with its inode number */
-    bool has_fine_times;       /* see cg_fs_has_fine_times() */
-    _Atomic bool is_trusted;   /* until it breaks */
-    _Atomic uint64_t n_seen;   /* grows before what changed is looked up in the table of nodes */
-    const cg_fs_kernel *kernel;
-} cg_watch;
+#include "fusefs/fs.h"
 
 /* What a file or a folder was like at a moment, by its time of change. */
 typedef struct cg_settled {

@@ -38,8 +38,6 @@ UPWARD = {  # what a source or header may include of a higher source: all of it 
     ("codec", "rans_kernels", "rans"),
     # Structs that are held, or pointed to.
     ("codec", "block_order", "profile"),
-    ("connector", "runtime", "uses"),
-    ("fusefs", "fs", "watch"),
     ("iouring", "io_buffer", "io"),
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]*)[>"]', re.MULTILINE)

@@ -37,11 +37,7 @@ class CachegenConnector(KVConnectorBase_V1):
         self.failures = Failures()
         self._increments = Increments()
         self._down = None  # the reason's kind
-        library = None
-        try:
-            library = Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
-        except Exception as e:
-            self._disable(e)
+        library = self._open_library(vllm_config, role, kv_cache_config)
         if library is not None and self._kv_transfer_config.kv_load_failure_policy != "recompute":
             logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')
         # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
@@ -50,6 +46,23 @@ class CachegenConnector(KVConnectorBase_V1):
             self.worker = Worker(library, self.failures, vllm_config.cache_config.block_size)
         elif library is not None:
             self.scheduler = Scheduler(library, self.failures)
+
+    def _disable(self, reason):
+        """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so
+        once. The traceback is printed where it is none that users can bring about."""
+        strict = (self._kv_transfer_config.kv_connector_extra_config or {}).get("strict", False)
+        if strict is not False:
+            raise StartFailure(f"cachegen: strict is set, and: {reason}") from reason
+        self._down = next((kind for kind, of in DOWN.items() if isinstance(reason, of)), "error")
+        logger.error(
+            "cachegen: connector disabled: every look-up is a miss, nothing is stored: %s",
+            reason,
+            exc_info=reason if self._down == "error" else None,
+        )
+
+    @guarded(nothing, tell=_disable)
+    def _open_library(self, vllm_config, role, kv_cache_config):
+        return Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
 
     @property
     def requires_kv_delivery(self):
@@ -94,17 +107,14 @@ class CachegenConnector(KVConnectorBase_V1):
 
     # ---- worker side ----
 
-    def register_kv_caches(self, kv_caches):
-        try:
-            if self.worker.library is not None:
-                self.worker.register(kv_caches, self._vllm_config)
-        except Exception as e:
-            self._disable(e)
-            self._close_worker()
-
     @guarded(nothing)
-    def _close_worker(self):
+    def _close_worker(self, _kv_caches):
         self.worker.close()
+
+    @guarded(_close_worker, tell=_disable)
+    def register_kv_caches(self, kv_caches):
+        if self.worker.library is not None:
+            self.worker.register(kv_caches, self._vllm_config)
 
     @guarded(nothing)
     def handle_preemptions(self, kv_connector_metadata):
@@ -185,16 +195,3 @@ class CachegenConnector(KVConnectorBase_V1):
         if self._side is not None and self._side.library is not None:
             self._side.close()
         self.scheduler = None
-
-    def _disable(self, reason):
-        """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so
-        once. The traceback is printed where it is none that users can bring about."""
-        strict = (self._kv_transfer_config.kv_connector_extra_config or {}).get("strict", False)
-        if strict is not False:
-            raise StartFailure(f"cachegen: strict is set, and: {reason}") from reason
-        self._down = next((kind for kind, of in DOWN.items() if isinstance(reason, of)), "error")
-        logger.error(
-            "cachegen: connector disabled: every look-up is a miss, nothing is stored: %s",
-            reason,
-            exc_info=reason if self._down == "error" else None,
-        )

@@ -58,17 +58,21 @@ class Outages:
         return sorted(self._begun)
 
 
-def guarded(fallback):
+def guarded(fallback, tell=None):
     """Decorates a method of an object with `failures`, a Failures: what it raises is logged, and the answer is then
-    fallback(self, *arguments), which must not raise."""
+    fallback(self, *arguments), which must not raise. tell(self, exception): told in place of the log; what it raises
+    goes to the caller."""
 
     def decorate(method):
         @functools.wraps(method)
         def call(self, *args, **kwargs):
             try:
                 return method(self, *args, **kwargs)
-            except Exception:
-                self.failures.log(method.__name__.strip("_"))
+            except Exception as e:
+                if tell is None:
+                    self.failures.log(method.__name__.strip("_"))
+                else:
+                    tell(self, e)
                 return fallback(self, *args, **kwargs)
 
         return call

@@ -114,12 +114,9 @@ class Scheduler:
             or len(state.tokens) - num_computed_tokens <= self.library.block_tokens
         ):
             return self._local_hit_only(request, state)
-        try:
-            if not self._looked_up(state):
-                return ASK_AGAIN
-        except Exception:
-            state.failed = True
-            self.failures.log("looked_up")
+        if not self._looked_up(state):
+            return ASK_AGAIN
+        if state.failed:
             return self._local_hit_only(request, state)
         n_external = self._usable_tokens(state) - num_computed_tokens
         if n_external <= 0:
@@ -220,6 +217,11 @@ class Scheduler:
             return None
         return self._refuse(request, state)
 
+    def _fail(self, state):
+        state.failed = True
+        return True
+
+    @guarded(_fail)
     def _looked_up(self, state):
         """Whether the look-up has answered; starts it. Nobody waits for it: requests that run, or whose loads have
         ended, may be scheduled in this step. Where there are none, vLLM asks again within milliseconds."""
