@@ -18,6 +18,9 @@
  * the symbols that are not zero only: matrix units do the first, the baseline the second, the
  * others something between. peak_gmac_s is what the same kernel does with operands in the first
  * cache.
+ *
+ * profile_open: CPU time of opening the profile's file, of the first variant from the disk or the
+ * page cache, and again; and what the profile holds of memory then.
  */
 #include "codec/arena.h"
 #include "codec/codec.h"
@@ -26,6 +29,7 @@
 #include "codec/klt.h"
 #include "codec/section_plan.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -52,11 +56,18 @@ typedef struct seconds {
     double wall, cpu;
 } seconds;
 
+/* What a profile costs who opens it. */
+typedef struct opening {
+    double cpu_s[2]; /* the first time, and again */
+    size_t held_bytes;
+} opening;
+
 typedef struct variant {
     const cg_kernels *kernels;
     cg_profile *profile; /* opened for the kernels; NULL when none is given */
     unsigned n_threads;
     seconds decode[MAX_ROUNDS], encode[MAX_ROUNDS];
+    opening opening;
 } variant;
 
 /* One thread's memory. */
@@ -529,6 +540,35 @@ static void print_cpu(void)
         (void)fclose(cpuinfo);
 }
 
+static size_t held_bytes(void)
+{
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
+static void open_profile(variant *v, const char *path)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        cg_profile_free(v->profile);
+        const size_t held_before = held_bytes();
+        const seconds begin = since((seconds){0});
+        check(cg_profile_open_file(path, &v->profile), path);
+        v->opening.cpu_s[i] = since(begin).cpu;
+        v->opening.held_bytes = held_bytes() - held_before;
+    }
+}
+
+static void print_openings(const variant *variants, unsigned n_variants)
+{
+    printf("}, \"profile_open\": {");
+    for (unsigned i = 0; i < n_variants && variants[i].n_threads == variants[0].n_threads; i++) {
+        const opening *o = &variants[i].opening;
+        printf("%s\"%s\": {\"first_cpu_s\": %.4f, \"again_cpu_s\": %.4f, \"held_bytes\": %zu}",
+               i > 0 ? ", " : "", variants[i].kernels->name, o->cpu_s[0], o->cpu_s[1],
+               o->held_bytes);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static variant variants[MAX_VARIANTS];
@@ -567,7 +607,7 @@ int main(int argc, char **argv)
             *v = (variant){.kernels = named, .n_threads = n_threads};
             cg_kernels_use(named);
             if (profile_path != NULL)
-                check(cg_profile_open_file(profile_path, &v->profile), profile_path);
+                open_profile(v, profile_path);
         }
         most_threads = n_threads > most_threads ? n_threads : most_threads;
     }
@@ -577,6 +617,8 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < n_variants && variants[i].n_threads == variants[0].n_threads; i++)
         printf("%s\"%s\": %.1f", i > 0 ? ", " : "", variants[i].kernels->name,
                peak_gmac_s(variants[i].kernels));
+    if (profile_path != NULL)
+        print_openings(variants, n_variants);
     printf("}, \"rows\": [");
     for (int i = optind; i < argc; i++)
         bench_file(argv[i], variants, n_variants, n_rounds, most_threads, i == optind);
