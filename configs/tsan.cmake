@@ -5,6 +5,6 @@ set(flags "-O1 -g -fno-omit-frame-pointer -fsanitize=thread")
 set(CMAKE_C_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CMAKE_CXX_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CG_CUDA OFF CACHE BOOL "")
-# Kernels hold no state and work on what their caller has to itself. Watched, each of their loads and
-# stores is a call, and tests that decode take three times as long.
+# Kernels, and what lays out bases for them, hold no state and work on what their caller has to
+# itself. Watched, each of their loads and stores is a call, and tests take three times as long.
 set(CG_KERNEL_FLAGS "-fno-sanitize=thread" CACHE STRING "")
