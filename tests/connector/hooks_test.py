@@ -37,7 +37,7 @@ from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
-from cachegen.vllm.worker import GPU, LOADS, STAGING, STEP_WAIT_S, Worker  # noqa: E402
+from cachegen.vllm.worker import GPU, LOADS, SAVES, STAGING, STEP_WAIT_S, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 
@@ -97,7 +97,23 @@ class HooksTest(unittest.TestCase):
         in_other_processes = {"build_kv_connector_stats", "build_prom_metrics"}
         public = {name for name in vars(CachegenConnector) if not name.startswith("_")}
         tested = {*SCHEDULER_HOOKS, *WORKER_HOOKS}
-        self.assertEqual(public - does_nothing - in_other_processes - tested, {"bind_kv_cache_manager"})
+        self.assertEqual(public - does_nothing - in_other_processes - tested, {"bind_kv_cache_manager", "failures"})
+
+    def test_so_is_what_vllm_calls_of_the_class(self):
+        for made in ("PromMetrics", "Stats"):
+            with mock.patch(f"cachegen.vllm.connector.{made}", side_effect=ValueError):
+                self.assertIsNone(CachegenConnector.build_prom_metrics(None, {}, [], {}) if made == "PromMetrics"
+                                  else CachegenConnector.build_kv_connector_stats())  # fmt: skip
+
+    def test_so_is_the_making_of_a_side(self):
+        made = connector()
+        made._kv_transfer_config = types.SimpleNamespace(kv_connector_extra_config={})
+        config = types.SimpleNamespace(cache_config=types.SimpleNamespace(block_size=16))
+        for role, side in ((KVConnectorRole.WORKER, "Worker"), (KVConnectorRole.SCHEDULER, "Scheduler")):
+            made._down = None
+            with mock.patch(f"cachegen.vllm.connector.{side}", side_effect=ValueError):
+                made._make_side(object(), role, config)
+            self.assertEqual(made._down, "error")
 
     def test_a_failure_anywhere_is_a_miss(self):
         self.check(SCHEDULER_HOOKS, scheduler=Broken())
@@ -230,6 +246,7 @@ class SaveTest(unittest.TestCase):
 
     def setUp(self):
         self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
+        self.refusal = None
         cg = types.SimpleNamespace(
             save_start=self.save_start, save_free=lambda _: None, save_cut=lambda _: None, save_poll=self.poll,
             strerror=str,
@@ -238,6 +255,8 @@ class SaveTest(unittest.TestCase):
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
     def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, after, number):
+        if self.refusal is not None:
+            raise abi.CachegenError(self.refusal, "refused")
         self.taken.append(from_token)
         self.numbers.append(number)
         return None if self.is_full else from_token
@@ -253,6 +272,21 @@ class SaveTest(unittest.TestCase):
         metadata = Metadata(saves=plans)
         self.worker.submit(metadata)
         self.worker.start_saves(metadata)
+
+    def test_a_store_that_hangs_is_one_outage_and_not_a_failure_of_each_save(self):
+        self.refusal = abi.TIMED_OUT
+        with self.assertLogs("vllm.cachegen", "WARNING") as logged:
+            for n in range(3):
+                self.step(0, req_id=f"r{n}")
+        self.assertEqual(len(logged.records), 1)
+        self.assertEqual(self.worker.outages.under_way(), [SAVES])
+        self.refusal = None
+        self.step(0, req_id="another")
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.outages.under_way(), [])
+        self.refusal = abi.IO
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            self.step(64, req_id="another")
 
     def test_full_staging_memory_is_not_waited_for(self):
         self.is_full = True

@@ -31,6 +31,7 @@ class StartFailure(Exception):
 
 class CachegenConnector(KVConnectorBase_V1):
     _cache_hit_source = HIT_SOURCE
+    failures = Failures()  # of calls of the class; an object has its own
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -42,10 +43,7 @@ class CachegenConnector(KVConnectorBase_V1):
             logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')
         # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
         self.scheduler = self.worker = None
-        if role == KVConnectorRole.WORKER:
-            self.worker = Worker(library, self.failures, vllm_config.cache_config.block_size)
-        elif library is not None:
-            self.scheduler = Scheduler(library, self.failures)
+        self._make_side(library, role, vllm_config)
 
     def _disable(self, reason):
         """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so
@@ -63,6 +61,13 @@ class CachegenConnector(KVConnectorBase_V1):
     @guarded(nothing, tell=_disable)
     def _open_library(self, vllm_config, role, kv_cache_config):
         return Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
+
+    @guarded(nothing, tell=_disable)
+    def _make_side(self, library, role, vllm_config):
+        if role == KVConnectorRole.WORKER:
+            self.worker = Worker(library, self.failures, vllm_config.cache_config.block_size)
+        elif library is not None:
+            self.scheduler = Scheduler(library, self.failures)
 
     @property
     def requires_kv_delivery(self):
@@ -108,7 +113,7 @@ class CachegenConnector(KVConnectorBase_V1):
     # ---- worker side ----
 
     @guarded(nothing)
-    def _close_worker(self, _kv_caches):
+    def _close_worker(self, *_args, **_kwargs):
         self.worker.close()
 
     @guarded(_close_worker, tell=_disable)
@@ -183,10 +188,12 @@ class CachegenConnector(KVConnectorBase_V1):
         return next((kind for kind in failing if kind in (GPU, LOOKUPS, LOADS, SAVES)), UP)
 
     @classmethod
+    @guarded(nothing)
     def build_kv_connector_stats(cls, data=None):
         return Stats(data=data or {})
 
     @classmethod
+    @guarded(nothing)
     def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 

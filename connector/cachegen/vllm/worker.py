@@ -243,24 +243,30 @@ class Worker:
 
     @guarded(lambda self, plan: False)
     def _start_save(self, plan):
-        """False: not taken, for want of staging memory (waiting for some would hold up the step), or because the engine
-        has computed it with another content of its adapter."""
+        """False: not taken, for want of staging memory (waiting for some would hold up the step), because the store
+        hangs, or because the engine has computed it with another content of its adapter."""
         if plan.adapter is not None and not self._adapters.holds(plan.adapter):
             return False
         request = abi.make_request(plan.tokens, plan.salt, plan.extra)
-        save = self.library.cg.save_start(
-            request,
-            self._kv_id,
-            plan.from_token,
-            plan.to_token,
-            plan.prefix_level,
-            plan.is_last,
-            kernel_blocks(plan.block_ids, self._n_kernel_blocks),
-            plan.context,
-            copy_later=not self._on_gpu,  # there the engine's stream waits
-            after=self._steps.after,
-            number=plan.number,
-        )
+        try:
+            save = self.library.cg.save_start(
+                request,
+                self._kv_id,
+                plan.from_token,
+                plan.to_token,
+                plan.prefix_level,
+                plan.is_last,
+                kernel_blocks(plan.block_ids, self._n_kernel_blocks),
+                plan.context,
+                copy_later=not self._on_gpu,  # there the engine's stream waits
+                after=self._steps.after,
+                number=plan.number,
+            )
+        except abi.CachegenError as e:
+            if e.status != abi.TIMED_OUT:
+                raise
+            self.outages.failed(SAVES, f"request {plan.req_id}: the store hangs")  # and so the thread that writes
+            return False
         if save is not None:
             self._copied_from.append((save, frozenset(plan.block_ids[plan.from_token // self._block_tokens :])))
             self.saves.append((plan.req_id, plan.to_token, save))
