@@ -5,6 +5,7 @@ set(flags "-O1 -g -fno-omit-frame-pointer -fsanitize=thread")
 set(CMAKE_C_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CMAKE_CXX_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CG_CUDA OFF CACHE BOOL "")
-# Kernels, and what lays out bases for them, hold no state and work on what their caller has to
-# itself. Watched, each of their loads and stores is a call, and tests take three times as long.
+# Kernels, and what lays out bases for them, hold no state. Watched, each of their loads and stores is
+# a call, and tests take three times as long. So a race for a buffer that a kernel works on shows only
+# where the kernel's caller touches it, too.
 set(CG_KERNEL_FLAGS "-fno-sanitize=thread" CACHE STRING "")
