@@ -3,8 +3,9 @@
  * A preset is a pair of transforms with its quantizer: klt or paper. A task is a layer group's
  * matrix (K, V, or both); levels are L1 to L3. What the functions promise is said in codec/klt.h.
  * Which preset a profile has: codec/lossy.h. A further preset is a file of its own and a row in
- * lossy.c. Its tables go into profile_read.c, its name into profile_data.h; what else depends on a
- * preset (alignment of sections, analyses, what cgtool prints, GPU kernels) asks for that name.
+ * lossy.c. Its number is in profile_data.h and accepted by profile_head.c, and profile_read.c reads
+ * its tables. Some places differ by preset and name token_transform: where a chunk may begin, what
+ * an encoder prepares, what cgtool prints, GPU kernels.
  */
 #ifndef CG_CODEC_PRESET_H
 #define CG_CODEC_PRESET_H

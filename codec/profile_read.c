@@ -627,6 +627,15 @@ static cg_status read_anchors(cg_cursor *in, cg_profile *p)
     return status == CG_OK ? keep_classes(p, start, in->at) : status;
 }
 
+static cg_status read_preset(cg_cursor *in, cg_profile *p)
+{
+    switch (p->token_transform) {
+    case CG_TOKENS_DCT: return read_klt(in, p);
+    case CG_TOKENS_ANCHORS: return read_anchors(in, p);
+    }
+    return CG_ERR_UNSUPPORTED;
+}
+
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
 {
     cg_cursor in = {bytes, n_bytes};
@@ -638,7 +647,7 @@ cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
     if (status == CG_OK && p->version == CG_PROFILE_VERSION_STEPS)
         status = read_steps(&in, p);
     if (status == CG_OK)
-        status = p->token_transform == CG_TOKENS_ANCHORS ? read_anchors(&in, p) : read_klt(&in, p);
+        status = read_preset(&in, p);
     return status == CG_OK && (in.left_bytes > 0 || (p->nests && !levels_nest(p))) ? CG_ERR_CORRUPT
                                                                                    : status;
 }

@@ -50,6 +50,15 @@ static cg_status check_sums(const cg_planner *p)
     return CG_OK;
 }
 
+static cg_status plan_lossy(cg_planner *p)
+{
+    switch (p->profile->token_transform) {
+    case CG_TOKENS_DCT: return cg_cuda_plan_klt(p);
+    case CG_TOKENS_ANCHORS: return cg_cuda_plan_paper(p);
+    }
+    return CG_ERR_UNSUPPORTED;
+}
+
 cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, size_t n_bytes,
                             const cg_cuda_request *request, void *plan, size_t plan_bytes,
                             cg_cuda_plan *plan_out)
@@ -83,9 +92,7 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, s
     if (status == CG_OK && cg_planner_take(&p, 16) == NULL) /* no matrix is at 0 */
         status = CG_ERR_BUFFER_TOO_SMALL;
     if (status == CG_OK)
-        status = profile == NULL                                 ? cg_cuda_plan_lossless(&p)
-                 : profile->token_transform == CG_TOKENS_ANCHORS ? cg_cuda_plan_paper(&p)
-                                                                 : cg_cuda_plan_klt(&p);
+        status = profile == NULL ? cg_cuda_plan_lossless(&p) : plan_lossy(&p);
     if (status == CG_OK && profile != NULL)
         status = cg_cuda_plan_sinks(&p);
     free(sections);
