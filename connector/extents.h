@@ -6,8 +6,8 @@
  * estimate of the link then costs quality and not the deadline, and no byte is read twice.
  *
  * The floor of a chunk is the level that must arrive. Floors go first, in the order given. Behind
- * them the link is left to the floors of loads that are likely to come (but for files that are
- * chosen whole, below). Then come the refinements, by benefit (KL divergence saved) per unit of
+ * them the plan leaves time for the floors of loads that are likely to come; files that are chosen
+ * whole (below) leave none. Then come the refinements, by benefit (KL divergence saved) per unit of
  * time (of reading and decoding). A step is planned only if everything planned still ends in time.
  * If a load's floors cannot all be in time, it is not refined. Others may be refined even if that
  * makes it later still. When a step does not fit, the best one that fits is taken and planning
@@ -78,9 +78,9 @@ typedef struct cg_extents_step {
     uint8_t from, to;
 } cg_extents_step;
 
-/* What is read and decoded in a row, by a decoder that works behind the reader. If the reader is
- * free at x and the decoder at y, it is read at x + read_ns and decoded at the later one of
- * y + decode_ns and x + behind_ns. It is in time if x <= read_by_ns and y <= decoded_by_ns. */
+/* A run of reads and decodings; the decoder follows the reader. Let the reader be free at x and the
+ * decoder at y. Then reading ends at x + read_ns, and decoding at the later one of y + decode_ns
+ * and x + behind_ns. It is in time if x <= read_by_ns and y <= decoded_by_ns. */
 typedef struct cg_extents_row {
     double read_ns, decode_ns, behind_ns, read_by_ns, decoded_by_ns;
 } cg_extents_row;

@@ -1,7 +1,7 @@
 /* connector/kl_bound.h - how much of a prompt is loaded where its request bounds the KL divergence
  * that this may cost.
  *
- * A chunk is left the one level that keeps the bound (connector/quality.h). Which one that is
+ * Each chunk gets one level: the one that keeps the bound (connector/quality.h). Which one that is
  * depends on where the loaded prefix ends: the chunks before its end weigh most. The controller may
  * shorten the prefix to be in time, and then other levels keep the bound. So it is asked again,
  * until it loads all that it is asked for. It may shorten by a chunk at a time, hundreds of times,

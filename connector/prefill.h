@@ -37,7 +37,7 @@ typedef struct cg_prefills {
 } cg_prefills;
 
 /* The engine computed n_tokens in duration_ns; before them stood n_pairs tokens in all: the sum of
- * their positions. A few tokens count only as long as there was no longer prefill. */
+ * their positions. Short prefills count only until there was a longer one. */
 void cg_prefills_add(cg_prefills *prefills, uint32_t n_tokens, uint64_t n_pairs,
                      uint64_t duration_ns);
 /* configured: what is not 0 in it holds, whatever was measured; at a configured speed that is said

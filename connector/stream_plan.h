@@ -16,10 +16,11 @@
  * are under way together end together; decoding then starts late. And every question of another
  * request's look-up waits for what is under way before it. A link that was idle for half a second
  * may be slower now. So loads with a budget begin with 128 KiB under way, or what keeps the link
- * busy, and twice what has come since. Until it was measured once to be as fast as before, or
- * twice, or two reads came from memory, the estimate may be wrong by any factor. Then every chunk
- * is read coarse first, and of what need not arrive no more than 128 KiB is under way; levels in
- * files of their own are chosen as for a link ten times slower. While the link's speed is unknown,
+ * busy, and twice what has come since. The old estimate may be wrong by any factor. It is trusted
+ * again after a sample that is as fast as before, after two samples of any speed, or after two
+ * reads from memory. Until then every chunk is read coarse first, and of what need not arrive no
+ * more than 128 KiB is under way; levels in files of their own are chosen as for a link ten times
+ * slower. While the link's speed is unknown,
  * ranges under way are of different files. A near store may have a slow link. There the first range
  * of a file is read alone: reading it opens the file, and each opening may make a network file
  * system forget what it has cached of it. The first range of a chunk whose sizes are guessed is

@@ -141,8 +141,8 @@ cg_status cg_store_reopen(cg_store *store);
  * Each file is on disk before it has a name. The names themselves are not synced: a power failure
  * may take those of the last seconds, as if nothing had been saved. Over a network publishing three
  * levels takes six questions besides the bytes (seven on a cachegenfs mount): folder, temporary
- * file, its sync, and a name for each level, the last of which takes the temporary one away. On top
- * comes what a kernel asks: of each of the five names before it is made. */
+ * file, its sync, and a name for each level, the last of which takes the temporary one away. The
+ * kernel asks more: it looks up each of the five names before it makes it. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 

@@ -16,9 +16,9 @@ static const double NEVER_S = std::numeric_limits<double>::infinity();
 static const double PAUSE_S = 2; // between the rounds
 enum { DEPTH = 16, RAW = CG_N_LEVELS };
 
-// 30 layers, 3 KV heads of 64. Bits are those of README, "Results" (chunks of version 5). Decoding,
-// in tokens a second: twice what a core does with AVX512_VNNI (results/README.md, "Speed"; L0 with
-// chunks of version 2). Recomputing: vLLM's CPU build on 2 cores, README.
+// 30 layers, 3 KV heads of 64. Bits as once measured (chunks of version 5). Decoding,
+// in tokens a second, stated: some 0.75 of what two cores do with AVX-512 VNNI (results/README.md,
+// "Speed"). Recomputing: vLLM's CPU build on 2 cores.
 Model smollm2()
 {
     return {"SmolLM2-135M",
