@@ -96,7 +96,8 @@ struct cachegen_save {
 };
 
 /* Levels (a mask) that the store has of a chunk and that were computed on a worse prefix than this.
- * L1 counts as good: what is near enough to exact is not written again to be nearer. */
+ * L1 counts as good: what is near enough to exact is not written again to be nearer. (A chunk at L0
+ * always has an exact prefix: codec/encoder.c.) */
 uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
 /* Without the lock, too: frees the copy of K and V. False: there is none. */
 bool cg_save_free_raw(cg_save_chunk *chunk);

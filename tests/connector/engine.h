@@ -248,6 +248,28 @@ class Engine
                  });
         return worst;
     }
+    // Of tokens [from, to) the one whose KV is farthest from what the model computes: the root of
+    // the squared differences' sum over that of the squares. KV of another token has about the root
+    // of 2, since values have nothing to do with each other.
+    double relative_error_of(const Tokens &tokens, uint32_t from, uint32_t to)
+    {
+        const std::vector<uint32_t> hashes = prefix_hashes(tokens);
+        std::vector<double> differences(to), squares(to);
+        for_each(from, to,
+                 [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
+                     uint8_t *at) {
+                     uint8_t bytes[4];
+                     value(hashes[token], layer, plane, head, d, bytes);
+                     const Bytes a(at, at + element_bytes()), b(bytes, bytes + element_bytes());
+                     const double is = to_floats(a, dtype_)[0], want = to_floats(b, dtype_)[0];
+                     differences[token] += (is - want) * (is - want);
+                     squares[token] += want * want;
+                 });
+        double worst = 0;
+        for (uint32_t token = from; token < to; token++)
+            worst = std::max(worst, std::sqrt(differences[token] / squares[token]));
+        return worst;
+    }
     // Tokens [from, to) are still poison.
     bool is_untouched(uint32_t from, uint32_t to)
     {
