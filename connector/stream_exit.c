@@ -167,14 +167,15 @@ typedef struct cut {
 } cut;
 
 /* The cut that takes least, behind what goes before, with all that is recomputed; *all_ns_out:
- * without a cut. */
+ * without a cut. What has arrived waits for no bytes of others, and for no decoding of what they
+ * are still to read. */
 static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
                     double *all_ns_out)
 {
     const cg_prefill_speed recompute = cg_speeds_recompute(speeds);
     bool waits;
     const uint32_t first = first_undecoded(stream, &waits);
-    double tokens = 0;
+    double tokens = 0, missing = 0, here_ns = before.decoding_ns;
     for (uint32_t i = first; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
     cut best = {first, (waits ? before.decoding_ns : 0) +
@@ -182,12 +183,15 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
     *all_ns_out = best.ns;
     for (uint32_t i = first; i < stream->first_failed; i++) {
         const double decode_ns = undecoded_ns(stream, i, speeds);
-        before.bytes += missing_bytes(stream, i);
+        missing += missing_bytes(stream, i);
         before.decode_ns += decode_ns;
+        here_ns += decode_ns;
         tokens -= stream->sizes[i].n_tokens;
-        const double read_ns = before.bytes * 8e9 / link_bps + decode_ns;
-        *all_ns_out = (read_ns > before.decode_ns ? read_ns : before.decode_ns) +
-                      cg_prefill_ns(recompute, tokens, stream->end_token);
+        const double read_ns = (before.bytes + missing) * 8e9 / link_bps + decode_ns;
+        const double load_ns = !(missing > 0)               ? here_ns
+                               : read_ns > before.decode_ns ? read_ns
+                                                            : before.decode_ns;
+        *all_ns_out = load_ns + cg_prefill_ns(recompute, tokens, stream->end_token);
         if (*all_ns_out < best.ns)
             best = (cut){i + 1, *all_ns_out};
     }

@@ -1034,6 +1034,28 @@ TEST_F(StreamPlanTest, WhatOthersDecodeCountsWhereALoadWillBeLate)
     }
 }
 
+// Four at once over Gluster at 25 Mbit/s: one whose bytes were all there, and that was late, lost
+// its last chunk to half a second of computing, for the others' reads were counted before its
+// decoding.
+TEST_F(StreamPlanTest, WhatHasArrivedWaitsForNoBytesOfOthers)
+{
+    for (const bool has_arrived : {true, false}) {
+        Stream here(2, 2 * SECOND), others(10, 1900 * MS, CG_L3);
+        start(16, 1000000 * KB);
+        link(1e6); // the others take a second
+        speeds.configured_tokens_per_s = 2000;
+        add(&here);
+        if (has_arrived) {
+            while (cg_stream_first_missing(&here.s) < 2) {
+                const uint64_t id = next()->id;
+                ASSERT_EQ(ended(id, true), CG_STREAM_KEEP);
+            }
+        }
+        add(&others);
+        EXPECT_EQ(cut(1990 * MS), has_arrived ? -1 : 0);
+    }
+}
+
 // What was failed is recomputed after the load, so the load has that much less time.
 TEST_F(StreamPlanTest, AShortenedLoadLeavesTimeForRecomputing)
 {
