@@ -6,10 +6,9 @@ Python has it: all programs that make fingerprints must agree. A difference that
 newer transformers, another sharding) gives another fingerprint: that costs a miss, the opposite would cost an answer.
 
 Surprise: above WHOLE_BYTES only samples are read: headers and sizes, and of every tensor SAMPLE_BYTES at its start,
-middle and end and once in SPACING_BYTES. Where tensors lie only safetensors files say; others are sampled as if each
-was one tensor. Other training changes all of a tensor and is seen; an edit of single bytes between samples is not, nor
-of a tensor that lies between two of them in such another file, except by weights_digest(): a store that wants to be
-certain has that in its model.json.
+middle and end and once in SPACING_BYTES. A file that does not say where its tensors lie (a .bin of before PyTorch 1.6)
+is sampled as if it was one. Other training changes all of a tensor and is seen; an edit of single bytes between samples
+is not, except by weights_digest(): a store that wants to be certain has that in its model.json.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ import json
 import os
 import struct
 import sys
+import zipfile
 
 WHOLE_BYTES = 4 << 30  # of all weights together
 SAMPLE_BYTES = 4 << 10
@@ -24,6 +24,13 @@ SPACING_BYTES = 8 << 20
 _MAX_HEADER_BYTES = 256 << 20  # a length in a file is only its claim
 _DIGEST_BYTES = 16
 _READ_BYTES = 8 << 20
+# Bytes of a GGUF file's metadata value, by its type; and the two types that have a length.
+_GGUF_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_GGUF_U32, _GGUF_STRING, _GGUF_ARRAY = 4, 8, 9
+_LIES = (  # what reading a header ends with that is not what it claims to be
+    ValueError, TypeError, KeyError, AttributeError, RecursionError, ArithmeticError, NotImplementedError, OSError,
+    struct.error, zipfile.BadZipFile,
+)  # fmt: skip
 
 # What config.json says of the file, of generation or of training, but not of K and V. Everything else counts.
 IRRELEVANT = {
@@ -90,31 +97,89 @@ def _hash_file(digest, path, whole):
             while piece := file.read(_READ_BYTES):
                 digest.update(piece)
             return
-        header, data_at = _header(file, path, size_bytes)
+        header, tensors = _layout(file, path, size_bytes)
         _update(digest, b"head", header)
-        for begin, end in _tensors(header, data_at, size_bytes):
+        for begin, end in tensors:
             _sample(digest, file, begin, end)
 
 
-def _header(file, path, size_bytes):
-    """The JSON of a safetensors file and where its data begins; b"", 0 for other formats."""
-    if not path.endswith(".safetensors") or size_bytes < 8:
-        return b"", 0
+def _layout(file, path, size_bytes):
+    """What the file says of its tensors, and their byte ranges in their order in the file; b"" and all of it where that
+    cannot be read."""
+    read = {".safetensors": _safetensors, ".gguf": _gguf, ".bin": _zip}[os.path.splitext(path)[1]]
+    header, found = b"", []
+    try:
+        header, found = read(file, size_bytes)
+    except _LIES:
+        pass
+    is_sound = all(type(begin) is type(end) is int and 0 <= begin <= end <= size_bytes for begin, end in found)
+    return header, found if found and is_sound else [(0, size_bytes)]
+
+
+def _safetensors(file, size_bytes):
     n_bytes = min(struct.unpack("<Q", file.read(8))[0], _MAX_HEADER_BYTES)
-    return file.read(n_bytes), 8 + n_bytes
-
-
-def _tensors(header, data_at, size_bytes):
-    """The byte ranges of the tensors in their order in the file; where there is no header that can be read, all of
-    it."""
+    header, data_at = file.read(n_bytes), 8 + n_bytes
     try:
         entries = json.loads(header)
         ranges = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
         found = [(data_at + begin, data_at + end) for begin, end in ranges]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except _LIES:
         found = []
-    is_sound = all(type(begin) is type(end) is int and data_at <= begin <= end <= size_bytes for begin, end in found)
-    return found if found and is_sound else [(0, size_bytes)]
+    return header, found
+
+
+def _between(starts, end):
+    starts = sorted(set(starts))
+    return list(zip(starts, [*starts[1:], end]))
+
+
+def _zip(file, size_bytes):
+    """Of what torch.save() writes: a member for each tensor, and a directory with their checksums."""
+    with zipfile.ZipFile(file) as members:
+        starts, end = [member.header_offset for member in members.infolist()], members.start_dir
+    file.seek(end)
+    return file.read(_MAX_HEADER_BYTES), _between(starts, end)
+
+
+def _gguf(file, size_bytes):
+    """Versions 2 and 3 (ggml's docs/gguf.md)."""
+
+    def number(code):
+        return struct.unpack(code, file.read(struct.calcsize(code)))[0]
+
+    def string():
+        n_bytes = number("<Q")
+        if n_bytes > _MAX_HEADER_BYTES:
+            raise ValueError("a string that is longer than any header")
+        return file.read(n_bytes)
+
+    def skip(kind, n):
+        if kind == _GGUF_STRING:
+            for _ in range(n):
+                string()
+        else:
+            file.seek(n * _GGUF_BYTES[kind], os.SEEK_CUR)
+
+    if file.read(4) != b"GGUF" or number("<I") not in (2, 3):
+        raise ValueError("no GGUF file")
+    n_tensors, n_values, alignment, offsets = number("<Q"), number("<Q"), 32, []
+    for _ in range(n_values):
+        name, kind = string(), number("<I")
+        if name == b"general.alignment" and kind == _GGUF_U32:
+            alignment = number("<I")
+        elif kind == _GGUF_ARRAY:
+            skip(number("<I"), number("<Q"))
+        else:
+            skip(kind, 1)
+    for _ in range(n_tensors):
+        string()
+        file.seek(8 * number("<I") + 4, os.SEEK_CUR)  # its shape and type
+        offsets.append(number("<Q"))
+    data_at = -(-file.tell() // alignment) * alignment
+    if data_at > min(size_bytes, _MAX_HEADER_BYTES):
+        raise ValueError("a header that is longer than the file")
+    file.seek(0)
+    return file.read(data_at), _between([data_at + offset for offset in offsets], size_bytes)
 
 
 def _sample(digest, file, begin, end):

@@ -3,12 +3,14 @@
 usage: fingerprint_test.py
 """
 
+import io
 import json
 import os
 import struct
 import sys
 import tempfile
 import unittest
+import zipfile
 from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -61,6 +63,62 @@ class FingerprintTest(unittest.TestCase):
         }  # fmt: skip
         found = {what: self.write("large", n_bytes, tensors, at) for what, at in places.items()}
         self.assertEqual(len(set(found.values())), len(found), found)
+
+    def same_bytes_changed(self, name, data, places):
+        """Fingerprints of a file as it is, and with one of its bytes changed; all weights count as large."""
+        directory = os.path.join(self.folder, "changed")
+        os.makedirs(directory, exist_ok=True)
+        found = []
+        with mock.patch("cachegen.fingerprint.WHOLE_BYTES", 0):
+            for place in (None, *places):
+                changed = bytearray(data)
+                if place is not None:
+                    changed[place] ^= 1
+                with open(os.path.join(directory, name), "wb") as file:
+                    file.write(changed)
+                found.append(model_fingerprint(directory))
+        os.remove(os.path.join(directory, name))
+        return found
+
+    def test_so_does_every_tensor_of_a_gguf_file(self):
+        string = lambda text: struct.pack("<Q", len(text)) + text  # noqa: E731
+        values = {
+            b"general.alignment": struct.pack("<II", 4, 64),
+            b"an.array": struct.pack("<IIQ", 9, 8, 2) + string(b"one") + string(b"two"),
+            b"numbers": struct.pack("<IIQ3H", 9, 2, 3, 1, 2, 3),
+            b"a.name": struct.pack("<I", 8) + string(b"x"),
+            b"a.double": struct.pack("<Id", 12, 0.5),
+        }
+        sizes = {b"big": 1 << 20, b"small": 64, b"other": 3 << 20}  # samples of a whole lie far from the small one
+        head, at = b"GGUF" + struct.pack("<IQQ", 3, len(sizes), len(values)), 0
+        head += b"".join(string(name) + value for name, value in values.items())
+        starts = {}
+        for name, n_bytes in sizes.items():
+            head += string(name) + struct.pack("<IQIQ", 1, n_bytes, 24, at)
+            starts[name], at = at, at + n_bytes
+        head += bytes(-len(head) % 64)
+        data = head + bytes(at)
+        places = [*(len(head) + start + 10 for start in starts.values()), head.index(b"two"), len(head) + (100 << 10)]
+        found = self.same_bytes_changed("model.gguf", data, places)
+        self.assertEqual(len(set(found[:-1])), len(found) - 1, found)
+        self.assertEqual(found[-1], found[0], "a byte between samples: else the case tests nothing")
+        # None of the lengths in it is believed.
+        for n in range(0, len(head), 3):
+            lies = bytearray(data[: len(head) + 200])
+            lies[n : n + 8] = b"\xff" * 8
+            self.assertEqual(len(self.same_bytes_changed("model.gguf", lies, [])[0]), 32)
+
+    def test_so_does_every_tensor_of_what_torch_saves(self):
+        sizes = {"big": 1 << 20, "small": 64, "other": 3 << 20}
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as members:
+            for name, n_bytes in sizes.items():
+                members.writestr(f"archive/data/{name}", bytes(n_bytes))
+            starts = {m.filename: m.header_offset + 30 + len(m.filename) for m in members.infolist()}
+        places = [*(start + 10 for start in starts.values()), starts["archive/data/big"] + (100 << 10)]
+        found = self.same_bytes_changed("model.bin", file.getvalue(), places)
+        self.assertEqual(len(set(found[:-1])), len(found) - 1, found)
+        self.assertEqual(found[-1], found[0], "a byte between samples: else the case tests nothing")
 
     def test_large_files_of_other_formats_are_sampled_all_over(self):
         n_bytes = WHOLE_BYTES + GIB
