@@ -107,12 +107,12 @@ def _layout(file, path, size_bytes):
     """What the file says of its tensors, and their byte ranges in their order in the file; b"" and all of it where that
     cannot be read."""
     read = {".safetensors": _safetensors, ".gguf": _gguf, ".bin": _zip}[os.path.splitext(path)[1]]
-    header, found = b"", []
+    header, data_at, found = b"", 0, []
     try:
-        header, found = read(file, size_bytes)
+        header, data_at, found = read(file, size_bytes)
     except _LIES:
         pass
-    is_sound = all(type(begin) is type(end) is int and 0 <= begin <= end <= size_bytes for begin, end in found)
+    is_sound = all(type(begin) is type(end) is int and data_at <= begin <= end <= size_bytes for begin, end in found)
     return header, found if found and is_sound else [(0, size_bytes)]
 
 
@@ -125,7 +125,7 @@ def _safetensors(file, size_bytes):
         found = [(data_at + begin, data_at + end) for begin, end in ranges]
     except _LIES:
         found = []
-    return header, found
+    return header, data_at, found
 
 
 def _between(starts, end):
@@ -138,7 +138,7 @@ def _zip(file, size_bytes):
     with zipfile.ZipFile(file) as members:
         starts, end = [member.header_offset for member in members.infolist()], members.start_dir
     file.seek(end)
-    return file.read(_MAX_HEADER_BYTES), _between(starts, end)
+    return file.read(_MAX_HEADER_BYTES), 0, _between(starts, end)
 
 
 def _gguf(file, size_bytes):
@@ -149,8 +149,8 @@ def _gguf(file, size_bytes):
 
     def string():
         n_bytes = number("<Q")
-        if n_bytes > _MAX_HEADER_BYTES:
-            raise ValueError("a string that is longer than any header")
+        if file.tell() + n_bytes > _MAX_HEADER_BYTES:
+            raise ValueError("a header that is longer than any")
         return file.read(n_bytes)
 
     def skip(kind, n):
@@ -176,10 +176,10 @@ def _gguf(file, size_bytes):
         file.seek(8 * number("<I") + 4, os.SEEK_CUR)  # its shape and type
         offsets.append(number("<Q"))
     data_at = -(-file.tell() // alignment) * alignment
-    if data_at > min(size_bytes, _MAX_HEADER_BYTES):
-        raise ValueError("a header that is longer than the file")
+    if data_at > _MAX_HEADER_BYTES:
+        raise ValueError("a header that is longer than any")
     file.seek(0)
-    return file.read(data_at), _between([data_at + offset for offset in offsets], size_bytes)
+    return file.read(data_at), data_at, _between([data_at + offset for offset in offsets], size_bytes)
 
 
 def _sample(digest, file, begin, end):
