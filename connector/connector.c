@@ -7,6 +7,7 @@
 #include "connector/lookup.h"
 #include "connector/reader.h"
 #include "connector/save_state.h"
+#include "connector/stream_exit.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -475,6 +476,18 @@ void cachegen_report_prefill_at(cachegen *c, uint32_t n_tokens, uint64_t n_pairs
         return;
     pthread_mutex_lock(&rt->lock);
     cg_prefills_add(&rt->speeds.prefills, n_tokens, n_pairs, duration_ns);
+    pthread_mutex_unlock(&rt->lock);
+}
+
+void cachegen_report_queue(cachegen *c, uint64_t n_tokens, uint64_t n_pairs)
+{
+    cg_runtime *rt = c != NULL ? cg_runtime_get(c) : NULL;
+    if (rt == NULL)
+        return;
+    pthread_mutex_lock(&rt->lock);
+    const double ns =
+        cg_prefill_pairs_ns(cg_speeds_recompute(&rt->speeds), (double)n_tokens, (double)n_pairs);
+    cg_stream_engine_told(&rt->stream_plan, ns, cg_now_ns());
     pthread_mutex_unlock(&rt->lock);
 }
 

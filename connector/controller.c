@@ -11,6 +11,11 @@ uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish)
     return wish;
 }
 
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 static double read_ns(const cg_controller_input *in, size_t i, uint8_t level)
 {
     return (double)in->chunks[i].bytes[level] * 8e9 / in->link_bps;
@@ -46,6 +51,15 @@ static double recompute_ns(const cg_controller_input *in, double n_tokens)
     return cg_prefill_ns(in->recompute, n_tokens, in->end_token);
 }
 
+/* When a load that ends at load_ns is over, and the rest of the prompt recomputed. */
+static double end_ns(const cg_controller_input *in, size_t n_load, double load_ns, double n_tokens)
+{
+    const bool is_much =
+        n_load < in->n_chunks || (in->n_chunks > 0 && in->other_tokens >= in->chunks[0].n_tokens);
+    const bool waits = n_tokens > 0 && is_much && in->policy != CG_POLICY_PAPER;
+    return (waits ? larger(load_ns, in->engine_ns) : load_ns) + recompute_ns(in, n_tokens);
+}
+
 /* When a reader and a decoder that works behind it end. */
 typedef struct pipeline {
     double read_end_ns, decode_end_ns;
@@ -63,11 +77,6 @@ static void pipeline_add(pipeline *p, double read, double decode)
     if (p->decode_end_ns < p->read_end_ns)
         p->decode_end_ns = p->read_end_ns;
     p->decode_end_ns += decode;
-}
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
 }
 
 /* The finest levels for chunks [0, n) that end within budget_ns; where none does, the fastest. Sums
@@ -112,7 +121,7 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
                           double *load_ns_out)
 {
     const bool may_cut = in->recompute.tokens_per_s > 0;
-    double tokens_left = tokens_in_all, best_total = recompute_ns(in, tokens_left);
+    double tokens_left = tokens_in_all, best_total = end_ns(in, 0, 0, tokens_left);
     size_t best = 0;
     pipeline p = pipeline_behind_others(in);
     *load_ns_out = 0;
@@ -120,7 +129,7 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
         levels_out[i] = fastest(in, i);
         pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
         tokens_left -= in->chunks[i].n_tokens;
-        const double total = p.decode_end_ns + recompute_ns(in, tokens_left);
+        const double total = end_ns(in, i + 1, p.decode_end_ns, tokens_left);
         /* Of cuts that are equally good the one that loads more. */
         if (!may_cut || total <= best_total) {
             best_total = total;
@@ -166,8 +175,8 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
         if (load_ns + recompute_ns(in, tokens) > budget_ns && in->recompute.tokens_per_s > 0) {
             decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
             double rest = tokens_not_in(in, decision.n_load, tokens_in_all);
-            if (load_ns + recompute_ns(in, rest) > budget_ns && in->policy != CG_POLICY_PAPER &&
-                in->link_hope > 0) {
+            if (end_ns(in, decision.n_load, load_ns, rest) > budget_ns &&
+                in->policy != CG_POLICY_PAPER && in->link_hope > 0) {
                 /* Late in any case by this estimate. It may be wrong, which only a load can tell;
                  * a load can still be cut short. */
                 cg_controller_input hoped = *in;
@@ -176,7 +185,7 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
                 load_ns *= in->link_hope;
                 rest = tokens_not_in(in, decision.n_load, tokens_in_all);
             }
-            if (decision.n_load > 0 && load_ns + recompute_ns(in, rest) <= budget_ns)
+            if (decision.n_load > 0 && end_ns(in, decision.n_load, load_ns, rest) <= budget_ns)
                 load_ns = finest_in_time(in, decision.n_load, budget_ns - recompute_ns(in, rest),
                                          levels_out);
         }

@@ -11,6 +11,8 @@
  * where the total time is least, and what is loaded gets the finest levels that still fit before
  * the recomputing.
  * min_delay: the least total time over the same choices, whatever the budget.
+ * A chunk or more is recomputed behind what the engine still has to compute (not with paper, which
+ * knows nothing of that). Fewer tokens it takes into its next step.
  * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
  *
  * A load with a budget goes by these levels only where it cannot read coarse first and refine
@@ -51,9 +53,10 @@ typedef struct cg_controller_input {
     double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that
                                                 it is guessed from the bytes */
     cg_prefill_speed recompute;              /* unknown: everything is loaded */
-    uint32_t other_tokens;                   /* that must be recomputed in any case */
-    uint32_t end_token;                      /* of the prompt, with those; 0: not known, so that
-                                                what is recomputed counts as a prompt's start */
+    double engine_ns; /* the engine computes what it has before, if a chunk or more is recomputed */
+    uint32_t other_tokens; /* that must be recomputed in any case */
+    uint32_t end_token;    /* of the prompt, with those; 0: not known, so that
+                              what is recomputed counts as a prompt's start */
 } cg_controller_input;
 
 typedef struct cg_controller_decision {

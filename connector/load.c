@@ -160,11 +160,27 @@ done:
     return status;
 }
 
+/* With the lock held: the host knows how the load has ended, and counts what it lacks. */
+static void tell_lost(cachegen_load *load)
+{
+    if (!load->op.done)
+        return;
+    cg_stream_engine_known(&load->op.runtime->stream_plan, load->lost_ns);
+    load->lost_ns = 0;
+}
+
 cachegen_status cachegen_load_poll(cachegen_load *load, cachegen_progress *progress_out)
 {
     if (load == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    return cg_operation_poll(&load->op, &load->progress, load->from_token, progress_out);
+    const cachegen_status status =
+        cg_operation_poll(&load->op, &load->progress, load->from_token, progress_out);
+    if (status == CACHEGEN_OK && cg_operation_is_ours(&load->op)) {
+        pthread_mutex_lock(&load->op.runtime->lock);
+        tell_lost(load);
+        pthread_mutex_unlock(&load->op.runtime->lock);
+    }
+    return status;
 }
 
 uint32_t cachegen_load_levels(cachegen_load *load, uint8_t *levels_out, uint32_t n_levels)
@@ -215,6 +231,7 @@ void cachegen_load_free(cachegen_load *load)
     if (!load->op.done)
         cg_load_cancel(load);
     cg_operation_wait(&load->op);
+    tell_lost(load);
     cg_operation_unref(&load->op);
     pthread_mutex_unlock(&rt->lock);
 }

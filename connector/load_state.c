@@ -2,6 +2,7 @@
 
 #include "connector/clock.h"
 #include "connector/prefix.h"
+#include "connector/stream_exit.h"
 #include "connector/uses.h"
 #include "iouring/store.h"
 
@@ -97,6 +98,8 @@ void cg_load_settle(cachegen_load *load)
     rt->stats.loads_cancelled += p->status == CG_ERR_CANCELLED;
     rt->stats.loads_failed += p->status != CACHEGEN_OK && p->status != CG_ERR_CANCELLED;
     rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
+    load->lost_ns =
+        cg_stream_engine_lost(&rt->stream_plan, &load->stream, &rt->speeds, cg_now_ns());
     cg_stream_plan_remove(&rt->stream_plan, &load->stream);
     p->bytes_dropped = load->stream.dropped_bytes;
     rt->stats.bytes_dropped += p->bytes_dropped;

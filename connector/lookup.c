@@ -101,6 +101,7 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
             promised_bytes + speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
         .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
         .recompute = cg_speeds_recompute(speeds),
+        .engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),
         .other_tokens = l->prefix.n_tokens - had,
         .end_token = l->prefix.n_tokens};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
@@ -168,6 +169,18 @@ static void settle(cachegen_lookup *l, const cg_controller_decision *decision,
     plan->tokens = prefix->tokens + (plan->n_tokens > 0 ? plan->first_position : 0);
 }
 
+/* With the lock held: what the look-up leaves to the engine, those count that are answered before
+ * the engine says what it has to do. Where it never does, nobody knows whether it will compute. */
+static void leave_to_engine(cg_runtime *rt, const cachegen_lookup *l)
+{
+    const uint32_t n_tokens = l->prefix.n_tokens,
+                   had = l->hit.hit_tokens > l->from_token ? l->hit.hit_tokens : l->from_token;
+    if (rt->stream_plan.is_engine_told && !l->is_cancelled)
+        cg_stream_engine_add(
+            &rt->stream_plan,
+            cg_prefill_ns(cg_speeds_recompute(&rt->speeds), n_tokens - had, n_tokens), cg_now_ns());
+}
+
 /* With the lock held: levels, cut, hit and plan from the chunks that were found. */
 static void decide(cg_runtime *rt, cachegen_lookup *l)
 {
@@ -229,6 +242,7 @@ static void expect(cg_runtime *rt, int64_t n_tokens)
 static void finish(cg_runtime *rt, cachegen_lookup *l)
 {
     decide(rt, l);
+    leave_to_engine(rt, l);
     expect(rt, -(int64_t)l->asked_tokens);
     rt->stats.lookups++;
     rt->stats.lookup_hits += l->hit.hit_tokens > l->from_token;

@@ -85,13 +85,16 @@ cg_prefill_speed cg_prefills_speed(const cg_prefills *p, cg_prefill_speed config
     return split(sum, sum == &p->sum ? p->pair_ns : 0);
 }
 
-double cg_prefill_ns(cg_prefill_speed speed, double n_tokens, double end_token)
+double cg_prefill_pairs_ns(cg_prefill_speed speed, double n_tokens, double n_pairs)
 {
     if (!(speed.tokens_per_s > 0))
         return 0;
-    double tokens = n_tokens;
+    const double later = speed.doubling_tokens > 0 ? n_pairs / speed.doubling_tokens : 0;
+    return (n_tokens + later) * 1e9 / speed.tokens_per_s;
+}
+
+double cg_prefill_ns(cg_prefill_speed speed, double n_tokens, double end_token)
+{
     const double first = end_token > n_tokens ? end_token - n_tokens : 0;
-    if (speed.doubling_tokens > 0)
-        tokens += n_tokens * (first + n_tokens / 2) / speed.doubling_tokens;
-    return tokens * 1e9 / speed.tokens_per_s;
+    return cg_prefill_pairs_ns(speed, n_tokens, n_tokens * (first + n_tokens / 2));
 }

@@ -47,6 +47,8 @@ cg_prefill_speed cg_prefills_speed(const cg_prefills *prefills, cg_prefill_speed
 /* What the last n_tokens before end_token take; 0 where the speed is unknown. An end_token of less
  * than n_tokens counts as n_tokens. */
 double cg_prefill_ns(cg_prefill_speed speed, double n_tokens, double end_token);
+/* What n_tokens take before which n_pairs stand in all; 0 where the speed is unknown. */
+double cg_prefill_pairs_ns(cg_prefill_speed speed, double n_tokens, double n_pairs);
 
 #ifdef __cplusplus
 }

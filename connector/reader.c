@@ -239,6 +239,14 @@ static void take_completion(reader *r, const cg_io_completion *done)
 }
 
 /* With the lock held. */
+static cg_stream *next_overdue(cg_runtime *rt, uint64_t now_ns)
+{
+    cg_stream *overdue = cg_stream_overdue(&rt->stream_plan, cg_runtime_speeds(rt), now_ns);
+    cg_runtime_speeds_end(rt);
+    return overdue;
+}
+
+/* With the lock held. */
 static cg_stream *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index_out)
 {
     cg_stream *hopeless =
@@ -265,7 +273,7 @@ static uint64_t watch(reader *r)
     cg_stream *overdue, *hopeless;
     uint32_t index;
     pthread_mutex_lock(&rt->lock);
-    while ((overdue = cg_stream_overdue(&rt->stream_plan, now_ns)) != NULL) {
+    while ((overdue = next_overdue(rt, now_ns)) != NULL) {
         cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
         wake_ns = now_ns;                            /* for what others may read now */
     }

@@ -52,7 +52,8 @@ struct cg_stream {
     uint64_t deadline_ns;      /* what levels are chosen by */
     uint64_t decode_at_ns;     /* decoding must start then to meet it; the plan's */
     uint64_t ends_at_ns;       /* then it ends with what has arrived; UINT64_MAX: never */
-    uint64_t silent_from_ns; /* from then on it also ends once nothing arrives; UINT64_MAX: never */
+    uint64_t silent_from_ns;   /* from then on it also ends once nothing arrives, or is put off;
+                                  UINT64_MAX: never */
     uint32_t n_chunks;
     uint32_t first, end;   /* the chunks to be loaded: [first, end) */
     uint32_t end_token;    /* position in the prompt behind chunk end - 1; the owner sets it */
@@ -65,10 +66,14 @@ struct cg_stream {
     bool is_decided;             /* levels were chosen with the link's speed known: */
     uint32_t decided_generation; /* of the estimator */
     double link_ns;              /* its reads' share of the time in which the link was busy */
-    uint64_t dropped_bytes;      /* arrived, and not decoded */
-    uint8_t *levels;             /* [n_chunks] the first choice of the owner */
-    cg_controller_chunk *sizes;  /* [n_chunks]; the owner sets them */
-    cg_stream_chunk *chunks;     /* [n_chunks] */
+    uint64_t computed_by_ns; /* by the engine, had it been given up when its time was first over; 0:
+                                it is not; connector/stream_exit.c's */
+    double predicted_ns;     /* from when it was asked last, until it has what must arrive of it;
+                                connector/stream_exit.c's */
+    uint64_t dropped_bytes;  /* arrived, and not decoded */
+    uint8_t *levels;         /* [n_chunks] the first choice of the owner */
+    cg_controller_chunk *sizes; /* [n_chunks]; the owner sets them */
+    cg_stream_chunk *chunks;    /* [n_chunks] */
 };
 
 /* A stream of n_chunks, all of them to be loaded, at a deadline that the owner sets.

@@ -7,6 +7,7 @@ enum {
     SURE_SAMPLES = 3,
     UNKNOWN_DOUBT = 4, /* a link that has not answered may be so many times slower than that says */
 };
+static const double GRACE_NS = GRACE_MS * 1e6;
 static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their type */
 static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
 static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
@@ -22,6 +23,52 @@ static uint64_t add_ns(uint64_t a, uint64_t b)
 static double left_ns(uint64_t until_ns, uint64_t now_ns)
 {
     return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
+}
+
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t whole_ns(double ns)
+{
+    return ns < MOST_LOAD_NS ? (uint64_t)ns : (uint64_t)MOST_LOAD_NS;
+}
+
+void cg_stream_engine_told(cg_stream_plan *plan, double ns, uint64_t now_ns)
+{
+    plan->is_engine_told = true;
+    plan->engine_until_ns = add_ns(add_ns(now_ns, whole_ns(ns)), plan->engine_untold_ns);
+}
+
+void cg_stream_engine_add(cg_stream_plan *plan, double ns, uint64_t now_ns)
+{
+    if (plan->engine_until_ns < now_ns)
+        plan->engine_until_ns = now_ns;
+    plan->engine_until_ns = add_ns(plan->engine_until_ns, whole_ns(ns));
+}
+
+uint64_t cg_stream_engine_lost(cg_stream_plan *plan, const cg_stream *stream,
+                               const cg_speeds *speeds, uint64_t now_ns)
+{
+    const double ns = stream->is_cancelled ? 0 : cg_stream_lost_ns(stream, speeds);
+    cg_stream_engine_add(plan, ns, now_ns);
+    plan->engine_untold_ns += whole_ns(ns);
+    return whole_ns(ns);
+}
+
+void cg_stream_engine_known(cg_stream_plan *plan, uint64_t lost_ns)
+{
+    plan->engine_untold_ns -= lost_ns;
+}
+
+double cg_stream_engine_ns(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    double ns = later(left_ns(plan->engine_until_ns, now_ns), 0);
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+        if (!stream->is_cancelled)
+            ns += cg_stream_lost_ns(stream, speeds);
+    return ns;
 }
 
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
@@ -40,8 +87,9 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
         bytes += (double)stream->sizes[i].bytes[cg_stream_must_level(stream, i)];
     double ns = link_bps > 0 ? 2 * 8e9 * bytes / link_bps : 0;
     ns = ns > left ? ns : left;
-    stream->ends_at_ns =
-        now_ns + (uint64_t)(ns < MOST_LOAD_NS ? ns : MOST_LOAD_NS) + GRACE_MS * UINT64_C(1000000);
+    if (left < 0) /* it had no time at all */
+        stream->silent_from_ns = now_ns + whole_ns(ns);
+    stream->ends_at_ns = now_ns + whole_ns(ns) + GRACE_MS * UINT64_C(1000000);
 }
 
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
@@ -65,18 +113,6 @@ static void give_up_all(cg_stream_plan *plan, const cg_stream *stream, uint64_t 
         if (read->id != 0 && read->stream == stream && waits)
             read->give_up_ns = now_ns;
     }
-}
-
-cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns)
-{
-    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        if (now_ns >= stream->ends_at_ns || now_ns >= cg_stream_silent_ns(plan, stream)) {
-            stream->ends_at_ns = stream->silent_from_ns = UINT64_MAX;
-            give_up_all(plan, stream, now_ns);
-            plan->is_stale = true;
-            return stream;
-        }
-    return NULL;
 }
 
 /* What is still to come of a chunk for it to be of any use, in bytes. */
@@ -168,9 +204,9 @@ typedef struct cut {
 
 /* The cut that takes least, behind what goes before, with all that is recomputed; *all_ns_out:
  * without a cut. What has arrived waits for no bytes of others, and for no decoding of what they
- * are still to read. */
+ * are still to read. The engine computes others' tokens for engine_ns before. */
 static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double link_bps, queue before,
-                    double *all_ns_out)
+                    double engine_ns, double *all_ns_out)
 {
     const cg_prefill_speed recompute = cg_speeds_recompute(speeds);
     bool waits;
@@ -178,7 +214,7 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
     double tokens = 0, missing = 0, here_ns = before.decoding_ns;
     for (uint32_t i = first; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
-    cut best = {first, (waits ? before.decoding_ns : 0) +
+    cut best = {first, later(waits ? before.decoding_ns : 0, engine_ns) +
                            cg_prefill_ns(recompute, tokens, stream->end_token)};
     *all_ns_out = best.ns;
     for (uint32_t i = first; i < stream->first_failed; i++) {
@@ -191,7 +227,9 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
         const double load_ns = !(missing > 0)               ? here_ns
                                : read_ns > before.decode_ns ? read_ns
                                                             : before.decode_ns;
-        *all_ns_out = load_ns + cg_prefill_ns(recompute, tokens, stream->end_token);
+        *all_ns_out = tokens > 0 ? later(load_ns, engine_ns) +
+                                       cg_prefill_ns(recompute, tokens, stream->end_token)
+                                 : load_ns;
         if (*all_ns_out < best.ns)
             best = (cut){i + 1, *all_ns_out};
     }
@@ -200,39 +238,94 @@ static cut best_cut(const cg_stream *stream, const cg_speeds *speeds, double lin
 
 /* What is known when a stream may have to be cut. */
 typedef struct outlook {
+    const cg_stream_plan *plan;
     const cg_speeds *speeds;
     double link_bps, low_bps;
-    bool is_silent; /* link_bps is more than the link does: nothing ends */
-    bool is_known;  /* so it is, or it was measured */
-    double hope;    /* without a budget to meet, how many times faster the link may become; 0: not
-                       measured */
+    bool is_silent;   /* link_bps is more than the link does: nothing ends */
+    bool is_known;    /* so it is, or it was measured */
+    double hope;      /* without a budget to meet, how many times faster the link may become; 0: not
+                         measured */
+    double engine_ns; /* until the engine has computed what it has, and what streams have lost */
     uint64_t now_ns;
 } outlook;
 
+static queue first_in_queue(const cg_stream_plan *plan, const cg_speeds *speeds)
+{
+    const double ns = decoding_ns(plan, speeds);
+    return (queue){speeds->others_bytes, ns, ns};
+}
+
+static void queue_add(queue *before, const cg_stream *stream, const cg_speeds *speeds)
+{
+    for (uint32_t i = stream->first; i < stream->first_failed; i++) {
+        before->bytes += missing_bytes(stream, i);
+        before->decode_ns += undecoded_ns(stream, i, speeds);
+    }
+}
+
+/* What a cut of one stream costs the others, added up: those that are loaded while the engine
+ * computes the rest of it wait for their first tokens until that is done. After predict(). */
+static double held_up_ns(const cg_stream *given_up, const outlook *o, cut at)
+{
+    double sum_ns = 0;
+    const double end_ns = at.ns,
+                 from_ns = end_ns - cg_stream_rest_ns(given_up, at.index, o->speeds);
+    for (const cg_stream *stream = o->plan->streams; stream != NULL; stream = stream->next)
+        if (stream != given_up && !stream->is_cancelled && stream->predicted_ns >= from_ns &&
+            stream->predicted_ns < end_ns)
+            sum_ns += end_ns - stream->predicted_ns;
+    return sum_ns;
+}
+
+/* Predicts of all streams when they have what they must have. */
+static void predict(const outlook *o)
+{
+    queue before = first_in_queue(o->plan, o->speeds);
+    for (cg_stream *stream = cg_stream_after(o->plan, NULL); stream != NULL;
+         stream = cg_stream_after(o->plan, stream)) {
+        if (!stream->is_cancelled)
+            queue_add(&before, stream, o->speeds);
+        stream->predicted_ns = later(before.bytes * 8e9 / o->link_bps, before.decode_ns);
+    }
+}
+
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Where recomputing is late too, only knowing counts. At the deadline a
- * link that has fallen silent has had its time, unless little is missing: what even a slow link
- * brings before the load must end in any case. With min_delay each moment of a load that is given
- * up is lost, so the first sample may decide, if by a wide margin. */
+ * even at twice the speed. Where recomputing is late too, only knowing counts, and what others lose
+ * that are loaded meanwhile: a step of the engine ends when all that it computes is computed. At
+ * the deadline a link that has fallen silent has had its time, unless little is missing: what even
+ * a slow link brings before the load must end in any case. With min_delay each moment of a load
+ * that is given up is lost, so the first sample may decide, if by a wide margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
+    const double lost = cg_stream_lost_ns(stream, o->speeds), engine_ns = o->engine_ns - lost;
     const double left = left_ns(stream->deadline_ns, o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
-    const cut here = best_cut(stream, o->speeds, o->link_bps, before, &all_ns);
-    const cut safe = best_cut(stream, o->speeds, o->low_bps, before, &feared_ns);
+    const cut here = best_cut(stream, o->speeds, o->link_bps, before, engine_ns, &all_ns);
+    const cut safe = best_cut(stream, o->speeds, o->low_bps, before, engine_ns, &feared_ns);
     const double hope = has_budget || !(o->hope > 0) ? HOPE : o->hope;
-    best_cut(stream, o->speeds, hope * o->link_bps, before, &hoped_ns);
+    best_cut(stream, o->speeds, hope * o->link_bps, before, engine_ns, &hoped_ns);
     *index_out = here.index;
+    const double gain_ns = all_ns - here.ns;
+    const bool pays = here.ns < EXIT_GAIN * hoped_ns;
     if (!has_budget)
-        return o->hope > 0 && here.ns < EXIT_GAIN * hoped_ns;
-    const double lost = cg_stream_lost_ns(stream, o->speeds);
-    if (o->is_silent && left <= lost && feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
-        *index_out = cg_stream_first_missing(stream);
-        return true;
+        return o->hope > 0 && pays && gain_ns > held_up_ns(stream, o, here);
+    /* While the engine is busy waiting costs nothing, and giving up spares a silent link nothing.
+     */
+    const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
+    if (o->is_silent && !can_wait && left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
+        feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
+        cut now = {.index = cg_stream_first_missing(stream)};
+        now.ns = later(engine_ns, 0) + cg_stream_rest_ns(stream, now.index, o->speeds);
+        const double held_up = held_up_ns(stream, o, now);
+        if (all_ns - now.ns > held_up || !(held_up > 0 || stream->computed_by_ns > 0)) {
+            *index_out = now.index;
+            return true;
+        }
     }
-    if (o->is_known && here.ns < EXIT_GAIN * hoped_ns && hoped_ns > left)
+    if (o->is_known && pays && hoped_ns > left && !can_wait &&
+        gain_ns > held_up_ns(stream, o, here))
         return true;
     *index_out = safe.index;
     return feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
@@ -263,10 +356,12 @@ static bool may_be_cut(const cg_stream *stream)
 static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     bool is_bound;
-    outlook o = {.speeds = speeds,
+    outlook o = {.plan = plan,
+                 .speeds = speeds,
                  .link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound),
                  .low_bps = cg_estimator_low_bps(&speeds->link, now_ns),
                  .now_ns = now_ns};
+    o.engine_ns = cg_stream_engine_ns(plan, speeds, now_ns);
     o.is_silent = is_bound;
     o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
     o.hope = o.is_known ? SOME_HOPE : speeds->link.n_samples > 0 ? GREAT_HOPE : 0;
@@ -285,16 +380,14 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     if (!any || !(cg_speeds_recompute(speeds).tokens_per_s > 0))
         return NULL;
     const outlook o = look_out(plan, speeds, now_ns);
-    const double now_decoding_ns = decoding_ns(plan, speeds);
-    queue before = {speeds->others_bytes, now_decoding_ns, now_decoding_ns};
+    queue before = first_in_queue(plan, speeds);
+    if (o.link_bps > 0)
+        predict(&o);
     for (cg_stream *stream = cg_stream_after(plan, NULL); stream != NULL;
          stream = cg_stream_after(plan, stream)) {
         const queue here = before; /* what others read and decode first, its own work apart */
         bool waits;
-        for (uint32_t i = stream->first; i < stream->first_failed; i++) {
-            before.bytes += missing_bytes(stream, i);
-            before.decode_ns += undecoded_ns(stream, i, speeds);
-        }
+        queue_add(&before, stream, speeds);
         if (first_undecoded(stream, &waits) >= stream->first_failed || !may_be_cut(stream))
             continue;
         check_again(plan, stream, now_ns);
@@ -303,6 +396,58 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
             plan->is_stale = true;
             return stream;
         }
+    }
+    return NULL;
+}
+
+/* Whether what a stream whose time is over has not got would be here sooner than the engine
+ * computes it; of a link that has fallen silent, whether the engine cannot begin with it soon
+ * anyway. At most until the engine would have computed it, had it been given up when first asked:
+ * others may go on coming before it, over the link and on the engine. After predict(). */
+static bool is_worth_waiting(cg_stream *stream, const outlook *o, bool is_silent)
+{
+    const double engine_ns = o->engine_ns - cg_stream_lost_ns(stream, o->speeds);
+    const double computed_ns =
+        engine_ns + cg_stream_rest_ns(stream, cg_stream_first_missing(stream), o->speeds);
+    if (!may_be_cut(stream) || !(cg_speeds_recompute(o->speeds).tokens_per_s > 0))
+        return false;
+    if (stream->computed_by_ns == 0)
+        stream->computed_by_ns = add_ns(o->now_ns, whole_ns(computed_ns));
+    if (o->now_ns >= stream->computed_by_ns)
+        return false;
+    if (is_silent || !(o->link_bps > 0)) /* it may be dead: only what costs nothing */
+        return engine_ns > GRACE_NS;
+    return stream->predicted_ns < computed_ns;
+}
+
+static bool has_all(const cg_stream *stream)
+{
+    return cg_stream_first_missing(stream) >= stream->first_failed;
+}
+
+cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
+{
+    outlook o = {.plan = NULL};
+    for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        const bool is_silent = now_ns >= cg_stream_silent_ns(plan, stream);
+        if (!is_silent && now_ns < stream->ends_at_ns)
+            continue;
+        if (o.plan == NULL) {
+            o = look_out(plan, speeds, now_ns);
+            if (o.link_bps > 0)
+                predict(&o);
+        }
+        if (!has_all(stream) && is_worth_waiting(stream, &o, is_silent)) {
+            if (is_silent)
+                stream->silent_from_ns = now_ns;
+            if (now_ns >= stream->ends_at_ns)
+                stream->ends_at_ns = now_ns + GRACE_MS * UINT64_C(1000000);
+            continue;
+        }
+        stream->ends_at_ns = stream->silent_from_ns = UINT64_MAX;
+        give_up_all(plan, stream, now_ns);
+        plan->is_stale = true;
+        return stream;
     }
     return NULL;
 }

@@ -14,15 +14,19 @@ extern "C" {
 
 /* Sets when a stream that is to be added at now_ns ends: half a second after its budget. A load may
  * be planned to take longer, because recomputing takes longer still. It has twice the time that
- * reading what must arrive should take, and with min_delay all that it needs; but after its budget
- * only as long as bytes arrive (cg_stream_silent_ns()). */
+ * reading what must arrive should take, and with min_delay all that it needs; but after its budget,
+ * or of a load that has none left, after twice that time, only as long as bytes arrive
+ * (cg_stream_silent_ns()). */
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns);
 /* A read whose time is over; NULL: none. Each is returned once. It is under way until
  * cg_stream_read_ended(). */
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
 /* A stream whose time is over; NULL: none. Each is returned once. The caller fails it at
- * cg_stream_first_missing(), so that it settles once what has arrived is decoded. */
-cg_stream *cg_stream_overdue(cg_stream_plan *plan, uint64_t now_ns);
+ * cg_stream_first_missing(), so that it settles once what has arrived is decoded. The time goes on
+ * as long as bytes arrive and what is missing comes sooner than the engine would compute it, and as
+ * long as none arrive and the engine is busy; until it would have been computed, had it been given
+ * up the first time. */
+cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 /* A stream that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
  * none. The caller fails it there. */
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
@@ -31,6 +35,24 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
 double cg_stream_wanted_bytes(const cg_stream_plan *plan);
 /* The time for the decoding that all streams still need, on all threads. */
 double cg_stream_undecoded_ns(const cg_stream_plan *plan, const cg_speeds *speeds);
+
+/* What is given up the engine computes, one prompt after the other: however it mixes them, all of
+ * them take as long. So it matters what it has to compute before. */
+
+/* The owner was told: at now_ns the engine has ns of it to compute, with what all streams have lost
+ * that are cg_stream_engine_known(). */
+void cg_stream_engine_told(cg_stream_plan *plan, double ns, uint64_t now_ns);
+/* The engine gets so much more, of which the owner will be told. */
+void cg_stream_engine_add(cg_stream_plan *plan, double ns, uint64_t now_ns);
+/* It gets what a stream has lost that is about to be removed. Returns how long it takes that, for
+ * cg_stream_engine_known(). */
+uint64_t cg_stream_engine_lost(cg_stream_plan *plan, const cg_stream *stream,
+                               const cg_speeds *speeds, uint64_t now_ns);
+/* Who tells the owner of the engine has heard of the end of a stream that has lost that, and counts
+ * it from now on. */
+void cg_stream_engine_known(cg_stream_plan *plan, uint64_t lost_ns);
+/* How long the engine will take for what it has and what the streams of the plan have lost. */
+double cg_stream_engine_ns(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 
 #ifdef __cplusplus
 }

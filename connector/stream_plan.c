@@ -147,6 +147,13 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
             *at = stream->next;
             break;
         }
+    /* Nobody ends it any more: what hangs of it is given up at its end all the same. */
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        cg_stream_read *read = &plan->reads[i];
+        if (read->id != 0 && read->stream == stream && read->give_up_ns < UINT64_MAX &&
+            read->give_up_ns > stream->ends_at_ns)
+            read->give_up_ns = stream->ends_at_ns;
+    }
     for (uint32_t i = 0; i < stream->n_chunks; i++)
         if (stream->chunks[i].state != CG_STREAM_DECODING) {
             stream->dropped_bytes += stream->chunks[i].held_bytes;
@@ -216,12 +223,17 @@ uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream
                   plan->patience_ns);
 }
 
-double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds)
+double cg_stream_rest_ns(const cg_stream *stream, uint32_t chunk_index, const cg_speeds *speeds)
 {
     double tokens = 0;
-    for (uint32_t i = stream->first_failed; i < stream->end; i++)
+    for (uint32_t i = chunk_index; i < stream->end; i++)
         tokens += stream->sizes[i].n_tokens;
     return cg_prefill_ns(cg_speeds_recompute(speeds), tokens, stream->end_token);
+}
+
+double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds)
+{
+    return cg_stream_rest_ns(stream, stream->first_failed, speeds);
 }
 
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds)
@@ -767,13 +779,6 @@ static uint64_t queued_ns(const cg_stream_plan *plan, double link_bps)
     return (uint64_t)(ns < MOST_QUEUED_NS ? ns : MOST_QUEUED_NS);
 }
 
-static uint64_t give_up_ns(const cg_stream_plan *plan, const cg_stream *stream, double link_bps,
-                           uint64_t now_ns)
-{
-    const uint64_t at_ns = add_ns(now_ns, plan->read_timeout_ns + queued_ns(plan, link_bps));
-    return at_ns < stream->ends_at_ns ? at_ns : stream->ends_at_ns;
-}
-
 /* Enters a read of a chunk's file up to end_bytes into a free place. */
 static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref, uint8_t file_level,
                                         uint64_t end_bytes, cg_speeds *speeds, uint64_t now_ns)
@@ -808,7 +813,9 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref,
     plan->patience_ns = queued_ns(plan, measured_bps(speeds));
     if (plan->patience_ns < least_ns)
         plan->patience_ns = least_ns;
-    read->give_up_ns = give_up_ns(plan, ref.stream, cg_estimator_bps(&speeds->link), now_ns);
+    /* Or when its stream ends (connector/stream_exit.h). */
+    read->give_up_ns =
+        add_ns(now_ns, plan->read_timeout_ns + queued_ns(plan, cg_estimator_bps(&speeds->link)));
     return read;
 }
 

@@ -29,13 +29,18 @@
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
- * that chunk on. What others have to read and to decode before it counts. What a link that has
- * fallen silent still has to bring at the deadline is given up, too.
+ * that chunk on. What others have to read and to decode before it counts, and what the engine has
+ * to compute before. Where recomputing is late, too, it must also gain more than it costs the loads
+ * that end while the engine computes: their first tokens wait for that. What a link that has fallen
+ * silent still has to bring at the deadline is given up, too, unless the engine is busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. After its deadline it also ends when nothing has arrived
- * for a while: for half a second, or for twice the time that all bytes under way should take over
- * the link as it was measured. Its reads are given up then, and no others are begun.
+ * 7. A stream ends at a time of its own. While bytes arrive, and some of what is missing is
+ * predicted to be here sooner than the engine would have computed it, that time is put off by half
+ * a second: until, all in all, it would have been computed if it had been given up. After its
+ * deadline it also ends when nothing has arrived for a while: for half a second, or for twice the
+ * time that all bytes under way should take over the link as it was measured; but not while the
+ * engine is busy for another half a second. Its reads are given up then, and no others are begun.
  *
  * Other loads read each chunk at one level. It is the one they were told (fixed), or the
  * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).
@@ -97,6 +102,9 @@ typedef struct cg_stream_plan {
     uint64_t expected_tokens;   /* that others look up, as the owner was told; */
     uint64_t expected_until_ns; /* until then that holds; 0: nothing was told */
     bool is_expecting;          /* by either, when a read was asked for last */
+    uint64_t engine_until_ns;   /* so long the engine computes what it was given before; */
+    uint64_t engine_untold_ns;  /* of that, what streams lost of whose end nobody has heard yet */
+    bool is_engine_told;        /* the owner is told at all */
     cg_stream_read *reads;      /* [depth] */
 
     /* What was planned last: */
@@ -162,6 +170,8 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
 /* When a stream ends because nothing arrives; UINT64_MAX: it is not under way, or has all it must
  * have. */
 uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream);
+/* What recomputing a stream's tokens from a chunk on takes; 0 where its speed is unknown. */
+double cg_stream_rest_ns(const cg_stream *stream, uint32_t chunk_index, const cg_speeds *speeds);
 /* What recomputing the tokens takes that are recomputed in any case: nothing from first_failed on
  * is loaded. 0 where its speed is unknown. */
 double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds);

@@ -194,6 +194,7 @@ _FUNCTIONS = {  # result type, argument types
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
     "expect": (None, [c_void_p, c_uint64]),
     "report_prefill_at": (None, [c_void_p, c_uint32, c_uint64, c_uint64]),
+    "report_queue": (None, [c_void_p, c_uint64, c_uint64]),
     "get_stats": (c_int32, [c_void_p, POINTER(Stats)]),
 }
 
@@ -418,6 +419,10 @@ class Connector:
     def report_prefill(self, n_tokens, n_pairs, duration_ns):
         """n_pairs: the sum of the tokens' positions."""
         self._c.cachegen_report_prefill_at(self._handle, n_tokens, n_pairs, duration_ns)
+
+    def report_queue(self, n_tokens, n_pairs):
+        """What the engine is to compute before anything that comes now; n_pairs: the sum of the tokens' positions."""
+        self._c.cachegen_report_queue(self._handle, n_tokens, n_pairs)
 
     def get_stats(self):
         stats = Stats()

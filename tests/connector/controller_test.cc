@@ -142,6 +142,34 @@ TEST_F(ControllerTest, CutsBeforeTheChunksThatAreLarge)
     EXPECT_EQ(out.reserve_ns, 8 * S);
 }
 
+// Ten chunks take 10 s at L3, or 5 to compute.
+TEST_F(ControllerTest, RecomputingBeginsBehindWhatTheEngineHasToCompute)
+{
+    for (const cg_policy policy : {CG_POLICY_TTFT_BUDGET, CG_POLICY_MIN_DELAY, CG_POLICY_PAPER}) {
+        SCOPED_TRACE(policy);
+        in.policy = policy;
+        in.budget_ns = 4 * S;
+        in.recompute.tokens_per_s = 512;
+        in.engine_ns = 0;
+        decide();
+        EXPECT_EQ(out.n_load, 0u);
+        in.engine_ns = 2e9;
+        decide();
+        EXPECT_EQ(out.n_load, policy == CG_POLICY_PAPER ? 0u : 2u) << "loaded meanwhile";
+        in.engine_ns = 20e9;
+        decide();
+        EXPECT_EQ(out.n_load, policy == CG_POLICY_PAPER ? 0u : 10u) << "later than the link";
+        in.other_tokens = 10;
+        decide();
+        EXPECT_EQ(out.n_load, policy == CG_POLICY_PAPER ? 0u : 10u) << "a few tokens wait not";
+        in.engine_ns = 2e9;
+        in.other_tokens = 256;
+        decide();
+        EXPECT_EQ(out.n_load, policy == CG_POLICY_PAPER ? 0u : 2u) << "but a chunk's does";
+        in.other_tokens = 0;
+    }
+}
+
 // The first chunk takes about as long to compute as to load, the last almost four times as long.
 TEST_F(ControllerTest, TheEndOfALongPromptIsLoadedWhereItsStartWouldBeRecomputed)
 {

@@ -241,6 +241,16 @@ class HooksTest(unittest.TestCase):
                 self.assertEqual(freed, ["done", "done", "closed"])
 
 
+class QueueTest(unittest.TestCase):
+    def test_the_library_is_told_what_the_engine_has_to_compute_until_that_is_nothing(self):
+        told = []
+        cg = types.SimpleNamespace(report_queue=lambda *queued: told.append(queued))
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        for queued in (0, 300, 200, 0, 0):
+            worker.submit(Metadata(queued_tokens=queued, queued_pairs=7))
+        self.assertEqual(told, [(300, 7), (200, 7), (0, 7)])
+
+
 class SaveTest(unittest.TestCase):
     """What cannot be taken is dropped at once, and what follows it, too: it could not be reached."""
 

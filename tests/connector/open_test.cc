@@ -557,6 +557,32 @@ TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster)
     EXPECT_EQ(hit.stored_tokens, 95u);
 }
 
+// A look-up of which computing takes 0.8 of what loading does.
+TEST_F(OpenTest, ALookUpCountsWhatTheEngineHasToComputeAndWhatOthersHaveLeftToIt)
+{
+    for (const bool is_told : {false, true}) {
+        SCOPED_TRACE(is_told);
+        Engine engine(store, "\"prior_mbps\": 0.001, \"policy\": \"min_delay\"");
+        const Tokens tokens = prompt(96);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        const cachegen_hit all = engine.look_up(tokens);
+        ASSERT_EQ(all.hit_tokens, 95u);
+        cachegen_report_prefill(engine.c, 96, all.predicted_ns / 10 * 8);
+        if (is_told)
+            cachegen_report_queue(engine.c, 0, 0);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, is_told ? 95u : 0u)
+            << "the engine may never compute what is looked up, unless it says what it does";
+        cachegen_report_queue(engine.c, 0, 0);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u) << "it has nothing to do any more";
+        cachegen_report_queue(engine.c, 960, 0);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+        cachegen_report_queue(engine.c, UINT64_MAX, UINT64_MAX);
+        EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    }
+    cachegen_report_queue(nullptr, 1, 1);
+}
+
 TEST_F(OpenTest, LoadsThatAnotherProcessReportedTeachTheLink)
 {
     Engine engine(store, "\"ttft_budget_ms\": 100, \"recompute_tokens_per_s\": 1e6");

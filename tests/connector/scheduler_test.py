@@ -67,6 +67,9 @@ class Store:
     def report_prefill(self, *_numbers):
         pass
 
+    def report_queue(self, *queued):
+        self.queued = queued
+
     def forget_failed(self, *what):
         self.forgotten.append(what)
 
@@ -147,6 +150,84 @@ class PrefillTest(unittest.TestCase):
         for n_computed, n, want in ((0, 100, 5000), (100, 200, 40000), (300, 100, 35000)):
             metadata = made.step(step_of("r", n_computed, n, 26, n_computed == 0))
             self.assertEqual((metadata.prefill_tokens, metadata.prefill_pairs), (n, want))
+
+
+class QueueTest(unittest.TestCase):
+    """What the engine has to compute, and in which order requests come to it."""
+
+    def queued(self, made, *step):
+        metadata = made.step(step_of(*step))
+        self.assertEqual(made.library.cg.queued, (metadata.queued_tokens, metadata.queued_pairs))
+        return metadata.queued_tokens, metadata.queued_pairs
+
+    def test_steps_tell_what_the_engine_is_to_compute(self):
+        made = scheduler(Store(hit=128))
+        self.assertEqual(self.queued(made, None, 0, 0), (0, 0))
+        made.matched_tokens(request("r", 300), 0)  # the store has 128
+        self.assertEqual(self.queued(made, None, 0, 0), (172, 172 * 214))
+        made.update_after_alloc(request("r", 300), blocks(19), 128)
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 172, "it loads")
+        made.take_report(WorkerReport(loads={"r": LoadReport(64, 1)}))
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 236, "it loaded half of that")
+        self.assertEqual(self.queued(made, "r", 64, 100)[0], 236, "with what this step computes")
+        self.assertEqual(self.queued(made, "r", 164, 136, 19, False), (136, 136 * 232))
+        self.assertEqual(self.queued(made, "r", 300, 1, 19, False), (0, 0))
+        made.matched_tokens(request("without a key", 80, prompt_embeds=object()), 0)
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 80)
+        made.finish(request("without a key"), ((),))
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 0)
+
+    def test_what_is_preempted_is_to_be_computed_and_what_others_load_is_not(self):
+        made = scheduler(Store(hit=0))
+        made.matched_tokens(request("r", 300), 0)
+        made.update_after_alloc(request("r", 300), blocks(19), 0)
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 0, "another connector loads it, or it had begun")
+        self.assertEqual(self.queued(made, "r", 0, 300)[0], 300)
+        self.assertEqual(self.queued(made, "r", 300, 1, 19, False)[0], 0)
+        preempted = step_of(None, 0, 0)
+        preempted.preempted_req_ids = {"r", "another one"}
+        self.assertEqual(made.step(preempted).queued_tokens, 300)
+
+    def test_a_look_up_that_fails_leaves_all_to_the_engine(self):
+        made = scheduler(Store(hit=128, answers=False))
+        made.matched_tokens(request("r", 300), 0)
+        made.library.cg.answers = True
+        made.library.cg.lookup_plan = None  # not to be called
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 300)
+        self.assertEqual(made.matched_tokens(request("r", 300), 0), (0, False))
+
+    def test_a_look_up_without_an_answer_leaves_nothing_to_the_engine_yet(self):
+        store = Store(hit=64, answers=False)
+        made = scheduler(store)
+        made.matched_tokens(request("r", 300), 0)
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 0)
+        store.answers = True
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 236, "answered since vLLM asked")
+        self.assertEqual(made.matched_tokens(request("r", 300), 0), (64, True))
+
+    def test_what_is_computed_lets_loads_of_others_start(self):
+        store = Store(hit=0, answers=False)
+        made = scheduler(store)
+        asked = [request(name, 300) for name in ("first", "second")]
+        for one in asked:
+            self.assertEqual(made.matched_tokens(one, 0), (None, False))
+        store.answers = True
+        self.assertTrue(made._take_answer(made.states["first"]))
+        store.hit = 128  # of the second one, which vLLM asks for later
+        self.assertEqual(made.matched_tokens(asked[0], 0), (None, False))
+        self.assertEqual(made.matched_tokens(asked[1], 0), (128, True))
+        self.assertEqual(made.matched_tokens(asked[0], 0), (None, False), "vLLM may have no blocks for the second")
+        made.states["first"].deferred_ns -= 10**8
+        self.assertEqual(made.matched_tokens(asked[0], 0), (0, False), "not for ever")
+        made.states["first"].deferred_ns = 0
+        made.update_after_alloc(asked[1], blocks(19), 128)
+        self.assertEqual(made.matched_tokens(asked[0], 0), (0, False), "it has started")
+        store.hit = 32  # a tail that the prompt goes beyond is not loaded
+        self.assertEqual(made.matched_tokens(request("tail", 300), 0), (0, False))
+        store.hit = 0
+        made.step(step_of(None, 0, 0))
+        made.matched_tokens(request("third", 300), 0)
+        self.assertEqual(made.states["third"].deferred_ns, 0, "nobody is about to load")
 
 
 class WishesTest(unittest.TestCase):
@@ -1208,7 +1289,7 @@ class WaitTest(unittest.TestCase):
                 self.assertEqual(made.matched_tokens(request(f"r{n}"), 0), (None, False))
             made.step(last_step)
         self.assertEqual(made.library.waited, [])
-        self.assertEqual(made.library.cg.n_polls, 3 * 40)
+        self.assertEqual(made.library.cg.n_polls, 2 * 3 * 40)  # by what vLLM asks, and by the step
         made.library.cg.answers = True
         self.assertEqual(made.matched_tokens(request("r0"), 0), (192, True))
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
@@ -1056,6 +1057,121 @@ TEST_F(StreamPlanTest, WhatHasArrivedWaitsForNoBytesOfOthers)
     }
 }
 
+// Sixteen at once over 25 Mbit/s: each late one found that computing is faster than the link, and
+// the last was answered after five times as long as the link would have taken.
+TEST_F(StreamPlanTest, WhatLoadsGiveUpIsComputedOneAfterTheOther)
+{
+    Stream a(10, 2 * SECOND), b(10, 2 * SECOND);
+    start(16, 1000000 * KB);
+    link(100e3); // each takes 10 s, or half of that over a link twice as fast
+    speeds.configured_tokens_per_s = 640; // or 4 s
+    add(&a);
+    add(&b);
+    uint32_t index;
+    cg_stream *given_up = cg_stream_hopeless(&plan, &speeds, 1900 * MS, &index);
+    ASSERT_NE(given_up, nullptr);
+    cg_stream_failed(given_up, index);
+    EXPECT_EQ(cut(1900 * MS), -1) << "the other would be computed in 8 s";
+    cg_stream_engine_lost(&plan, given_up, &speeds, 1900 * MS);
+    cg_stream_plan_remove(&plan, given_up);
+    EXPECT_EQ(cut(1900 * MS), -1) << "now that is the engine's";
+    EXPECT_EQ(cut(1900 * MS + 4 * SECOND), 0) << "in 4 s, now that the first is";
+}
+
+TEST_F(StreamPlanTest, WhatTheEngineHasToComputeIsWhatItWasToldAndWhatLoadsLostSince)
+{
+    Stream stream(10, 2 * SECOND);
+    start(16, 1000000 * KB);
+    speeds.configured_tokens_per_s = 640; // 0.4 s a chunk
+    add(&stream);
+    const auto engine_s = [&](uint64_t now_ns) {
+        return std::round(cg_stream_engine_ns(&plan, &speeds, now_ns) / 1e6) / 1e3;
+    };
+    EXPECT_EQ(engine_s(0), 0);
+    cg_stream_engine_told(&plan, 3e9, SECOND);
+    EXPECT_EQ(engine_s(SECOND), 3);
+    EXPECT_EQ(engine_s(2 * SECOND), 2);
+    cg_stream_engine_add(&plan, 1e9, 2 * SECOND);
+    EXPECT_EQ(engine_s(2 * SECOND), 3) << "of which it is told next time";
+    cg_stream_failed(&stream.s, 5);
+    EXPECT_EQ(engine_s(2 * SECOND), 5);
+    cg_stream_engine_told(&plan, 1e9, 2 * SECOND);
+    EXPECT_EQ(engine_s(2 * SECOND), 3) << "what streams have lost that are there goes on counting";
+    const uint64_t lost_ns = cg_stream_engine_lost(&plan, &stream.s, &speeds, 2 * SECOND);
+    cg_stream_plan_remove(&plan, &stream.s);
+    EXPECT_EQ(engine_s(2 * SECOND), 3);
+    cg_stream_engine_told(&plan, 1e9, 2 * SECOND);
+    EXPECT_EQ(engine_s(2 * SECOND), 3) << "who told of the engine has not heard of it";
+    cg_stream_engine_known(&plan, lost_ns);
+    EXPECT_EQ(engine_s(2 * SECOND), 3) << "it counts it from now on";
+    cg_stream_engine_told(&plan, 2.5e9, 2 * SECOND);
+    EXPECT_EQ(engine_s(2 * SECOND), 2.5);
+    EXPECT_EQ(engine_s(9 * SECOND), 0);
+    cg_stream_engine_add(&plan, 1e30, 9 * SECOND);
+    EXPECT_EQ(engine_s(9 * SECOND), 86400) << "no sum goes beyond its type";
+}
+
+// An engine's step ends when all that it computes is computed: whoever is loaded meanwhile waits.
+TEST_F(StreamPlanTest, ALateLoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGains)
+{
+    for (const size_t n_others : {0, 1, 2}) {
+        SCOPED_TRACE(n_others);
+        Stream late(10, 2 * SECOND);
+        std::vector<std::unique_ptr<Stream>> others;
+        start(16, 1000000 * KB);
+        link(100e3);                          // it takes 10 s
+        speeds.configured_tokens_per_s = 640; // or 4 s, in which the others wait 4 s each
+        add(&late);
+        for (size_t i = 0; i < n_others; i++) {
+            others.push_back(std::make_unique<Stream>(1, SECOND, CG_L3));
+            others.back()->s.sizes[0].bytes[CG_L3] = KB;
+            add(others.back().get());
+        }
+        EXPECT_EQ(cut(1900 * MS), n_others == 2 ? -1 : 0);
+        for (const auto &other : others)
+            other->s.is_cancelled = true;
+        EXPECT_EQ(cut(1900 * MS), 0) << "nobody waits";
+    }
+}
+
+// At the deadline a silent link has had its time, and behind it each load half a second.
+TEST_F(StreamPlanTest, WhileTheEngineIsBusyNothingIsGivenUpBecauseTheLinkIsSilent)
+{
+    for (const double engine_s : {0.0, 5.0}) {
+        SCOPED_TRACE(engine_s);
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(1e6);
+        speeds.configured_tokens_per_s = 640;
+        add(&stream);
+        stream.s.ends_at_ns = 3 * SECOND;
+        stream.s.silent_from_ns = 2 * SECOND;
+        begin_all();
+        const uint64_t from_ns = 2 * SECOND, silent_ns = 2 * SECOND + plan.patience_ns;
+        cg_stream_engine_told(&plan, engine_s * 1e9, from_ns);
+        const bool is_busy = engine_s > 0;
+        EXPECT_EQ(cut(from_ns), is_busy ? -1 : 0);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, silent_ns), is_busy ? nullptr : &stream.s);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, silent_ns + 1), nullptr) << "it looks again";
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 8 * SECOND), is_busy ? &stream.s : nullptr)
+            << "the engine is free";
+    }
+}
+
+TEST_F(StreamPlanTest, WhatACancelledLoadLostNobodyComputes)
+{
+    Stream stream(10, 2 * SECOND);
+    start(16, 1000000 * KB);
+    speeds.configured_tokens_per_s = 640;
+    add(&stream);
+    cg_stream_failed(&stream.s, 5);
+    stream.s.is_cancelled = true;
+    EXPECT_EQ(cg_stream_engine_ns(&plan, &speeds, 0), 0);
+    cg_stream_engine_lost(&plan, &stream.s, &speeds, 0);
+    cg_stream_plan_remove(&plan, &stream.s);
+    EXPECT_EQ(cg_stream_engine_ns(&plan, &speeds, 0), 0);
+}
+
 // What was failed is recomputed after the load, so the load has that much less time.
 TEST_F(StreamPlanTest, AShortenedLoadLeavesTimeForRecomputing)
 {
@@ -1085,6 +1201,40 @@ TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
     EXPECT_EQ(index, 0u);
 }
 
+TEST_F(StreamPlanTest, WhatHangsOfALoadThatEndsEarlyIsGivenUpAtItsEnd)
+{
+    Stream stream(10, 2 * SECOND);
+    link(1e6);
+    add(&stream);
+    stream.s.ends_at_ns = 5 * SECOND / 2;
+    const uint32_t n = begin_all();
+    ASSERT_GT(n, 0u);
+    cg_stream_failed(&stream.s, 0);
+    cg_stream_plan_remove(&plan, &stream.s);
+    EXPECT_EQ(cg_stream_give_up(&plan, 5 * SECOND / 2 - 1), nullptr);
+    EXPECT_LE(cg_stream_wake_ns(&plan), 5 * SECOND / 2);
+    for (uint32_t i = 0; i < n; i++)
+        EXPECT_NE(cg_stream_give_up(&plan, 5 * SECOND / 2), nullptr);
+}
+
+// Where half a second is less than what is under way should take.
+TEST_F(StreamPlanTest, ATimeThatIsPutOffIsNoneInWhichALinkMayBeSilent)
+{
+    Stream stream(40, 2 * SECOND);
+    start(16, 1000000 * KB);
+    link(200e3); // it takes 20 s, or three hours to compute
+    speeds.configured_tokens_per_s = 1;
+    add(&stream);
+    stream.s.ends_at_ns = stream.s.silent_from_ns = 2 * SECOND;
+    begin_all();
+    ended(1, true, 2 * SECOND - 1);
+    begin_all(2 * SECOND - 1);
+    plan.patience_ns = 2 * SECOND;
+    for (uint64_t ns = 2 * SECOND; ns < 4 * SECOND - 1; ns += SECOND / 2)
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, ns), nullptr) << ns;
+    EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 4 * SECOND), &stream.s);
+}
+
 // Recomputing takes longer than the link may need: only the deadline decides, and what is missing.
 TEST_F(StreamPlanTest, ASilentLinkHasItsTimeUntilTheDeadline)
 {
@@ -1094,6 +1244,7 @@ TEST_F(StreamPlanTest, ASilentLinkHasItsTimeUntilTheDeadline)
         link(10e6);
         speeds.configured_tokens_per_s = 100;
         add(&stream);
+        stream.s.silent_from_ns = stream.s.deadline_ns;
         stream.s.ends_at_ns = grace == NEVER ? NEVER : 2 * SECOND + grace;
         begin_all();
         uint32_t index = 99;
@@ -1153,19 +1304,85 @@ TEST_F(StreamPlanTest, BehindItsDeadlineALoadEndsOnceNothingArrives)
         begin_all();
         uint64_t end_ns = 2 * SECOND + (c.patience_ns > 0 ? c.patience_ns : plan.patience_ns);
         EXPECT_EQ(plan.patience_ns > SECOND / 2, c.patience_ns == 0);
-        EXPECT_EQ(cg_stream_overdue(&plan, end_ns - 1), nullptr);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns - 1), nullptr);
         EXPECT_LE(cg_stream_wake_ns(&plan), end_ns);
         ended(1, true, end_ns - 1); // it goes on
-        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), nullptr);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns), nullptr);
         begin_all(end_ns);
         end_ns += plan.patience_ns - 1;
-        EXPECT_EQ(cg_stream_overdue(&plan, end_ns - 1), nullptr);
-        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), &stream.s);
-        EXPECT_EQ(cg_stream_overdue(&plan, end_ns), nullptr) << "once";
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns - 1), nullptr);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns), &stream.s);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns), nullptr) << "once";
         cg_stream_failed(&stream.s, cg_stream_first_missing(&stream.s));
         for (uint32_t n = plan.n_reading; n > 0; n--)
             EXPECT_NE(cg_stream_give_up(&plan, end_ns), nullptr) << "its reads end with it";
         cg_stream_plan_remove(&plan, &stream.s);
+    }
+}
+
+TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereBytesArriveAndComputingTakesLonger)
+{
+    for (const double tokens_per_s : {100.0, 1e6, 0.0}) { // ten chunks take 26 s, none, who knows
+        SCOPED_TRACE(tokens_per_s);
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(100e3); // or 10 s over the link
+        speeds.configured_tokens_per_s = tokens_per_s;
+        add(&stream);
+        stream.s.ends_at_ns = 5 * SECOND / 2;
+        begin_all(2 * SECOND);
+        ended(1, true, 5 * SECOND / 2 - 1);
+        const bool goes_on = tokens_per_s == 100;
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2), goes_on ? nullptr : &stream.s);
+        EXPECT_EQ(stream.s.ends_at_ns, goes_on ? 3 * SECOND : NEVER) << "then it looks again";
+        EXPECT_EQ(cg_stream_give_up(&plan, 5 * SECOND / 2) == nullptr, goes_on) << "its reads, too";
+        if (!goes_on)
+            continue;
+        // Computing would take 25.6 s. By then others may have come before it again and again.
+        const uint64_t computed_ns = stream.s.computed_by_ns;
+        EXPECT_NEAR(static_cast<double>(computed_ns), 28.1e9, 0.1e9);
+        for (uint64_t now_ns = 3 * SECOND; now_ns < computed_ns; now_ns += SECOND / 2) {
+            ended(plan.last_id, true, now_ns - 1);
+            cg_stream_engine_told(&plan, 1000e9, now_ns);
+            EXPECT_EQ(cg_stream_overdue(&plan, &speeds, now_ns), nullptr);
+        }
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, computed_ns + SECOND / 2), &stream.s);
+    }
+}
+
+// A thread that gets no CPU for a while takes a link for silent.
+TEST_F(StreamPlanTest, BehindItsTimeALoadIsNotGivenUpBecauseNothingCameForAMoment)
+{
+    for (const uint64_t quiet_ns : {450 * MS, 600 * MS}) {
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(1e6); // it takes 1 s, or 26 s to compute
+        speeds.configured_tokens_per_s = 100;
+        add(&stream);
+        stream.s.ends_at_ns = 5 * SECOND / 2;
+        stream.s.silent_from_ns = 2 * SECOND;
+        begin_all(SECOND);
+        ended(1, true, 5 * SECOND / 2 - quiet_ns);
+        begin_all(5 * SECOND / 2 - quiet_ns);
+        bool is_bound;
+        cg_stream_link_bps(&plan, &speeds, 5 * SECOND / 2, &is_bound);
+        EXPECT_TRUE(is_bound);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2),
+                  quiet_ns < plan.patience_ns ? nullptr : &stream.s);
+    }
+}
+
+TEST_F(StreamPlanTest, ALoadThatHadNoTimeLeftAtItsStartHasTheTimeThatReadingItTakes)
+{
+    for (const uint64_t start_ns : {SECOND, 3 * SECOND}) {
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(1e6);
+        cg_stream_set_end(&stream.s, &speeds, start_ns);
+        EXPECT_NEAR(static_cast<double>(stream.s.silent_from_ns), start_ns == SECOND ? 2e9 : 5e9,
+                    1e6);
+        EXPECT_NEAR(static_cast<double>(stream.s.ends_at_ns), start_ns == SECOND ? 3.5e9 : 5.5e9,
+                    1e6);
     }
 }
 

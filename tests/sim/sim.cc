@@ -85,7 +85,7 @@ struct Load {
     Load(const Load &) = delete;
     Load &operator=(const Load &) = delete;
     cg_stream stream = {};
-    double arrived_s = 0, ended_s = -1;
+    double arrived_s = 0, ended_s = -1, answered_s = -1;
     double bytes = 0;
     std::vector<bool> is_loaded;
 };
@@ -122,6 +122,8 @@ class Run
     {
         std::vector<std::unique_ptr<Load>> loads;
         const double began_s = now_s_;
+        engine_free_s_ = now_s_;
+        computed_s_.clear();
         const size_t n = setup_.arrivals_s.size();
         const auto all_ended = [&] {
             return loads.size() == n && std::all_of(loads.begin(), loads.end(),
@@ -132,9 +134,11 @@ class Run
         };
         for (;;) {
             while (next_s() <= now_s_) {
+                tell_queue(loads);
                 loads.push_back(begin());
                 end_if_done(loads.back().get());
             }
+            tell_queue(loads);
             if (!all_ended())
                 act(loads);
             if (all_ended())
@@ -165,6 +169,16 @@ class Run
         return ns == UINT64_MAX ? NEVER_S : static_cast<double>(ns) / 1e9 - 1 + zero_s_;
     }
 
+    // What an engine's plugin does before each step: what is left but for what streams have lost.
+    void tell_queue(const std::vector<std::unique_ptr<Load>> &loads)
+    {
+        double queue_s = std::max(engine_free_s_ - now_s_, 0.0);
+        for (const auto &load : loads)
+            if (load->ended_s < 0)
+                queue_s += recompute_s(model_, model_.context_tokens - load->stream.end_token);
+        cg_stream_engine_told(&plan_, 1e9 * queue_s, now_ns());
+    }
+
     // What a look-up decides, and a load starts with.
     std::unique_ptr<Load> begin()
     {
@@ -189,6 +203,7 @@ class Run
         input.queued_bytes = cg_stream_wanted_bytes(&plan_);
         input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
         input.recompute = model_.recompute;
+        input.engine_ns = cg_stream_engine_ns(&plan_, &speeds_, now_ns());
         input.end_token = model_.context_tokens;
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);
@@ -240,6 +255,17 @@ class Run
             if (job.stream == stream)
                 return;
         load->ended_s = now_s_;
+        const uint32_t n_tokens = (model_.n_chunks() - stream->n_whole) * model_.chunk_tokens;
+        if (n_tokens > 0) {
+            // One prompt after the other: two that are computed together take as long.
+            engine_free_s_ = std::max(now_s_, engine_free_s_) + recompute_s(model_, n_tokens);
+            computed_s_.push_back(engine_free_s_);
+        }
+        const auto ends = std::upper_bound(computed_s_.begin(), computed_s_.end(), now_s_);
+        load->answered_s = n_tokens > 0                ? engine_free_s_
+                           : ends == computed_s_.end() ? now_s_
+                                                       : *ends;
+        cg_stream_engine_add(&plan_, cg_stream_lost_ns(stream, &speeds_), now_ns());
         cg_stream_plan_remove(&plan_, stream);
     }
 
@@ -247,7 +273,7 @@ class Run
     void act(std::vector<std::unique_ptr<Load>> &loads)
     {
         uint32_t index;
-        while (cg_stream *stream = cg_stream_overdue(&plan_, now_ns())) {
+        while (cg_stream *stream = cg_stream_overdue(&plan_, &speeds_, now_ns())) {
             index = cg_stream_first_missing(stream);
             if (index < stream->end)
                 cg_stream_failed(stream, index);
@@ -349,12 +375,10 @@ class Run
 
     Outcome outcome(const Load &load) const
     {
-        Outcome o = {load.ended_s - load.arrived_s, 0, load.bytes, load.stream.n_whole};
+        Outcome o = {load.answered_s - load.arrived_s, 0, load.bytes, load.stream.n_whole};
         for (uint32_t i = 0; i < load.stream.n_whole; i++)
             o.kl += chunk_kl(model_, i,
                              setup_.level == RAW ? unsigned{RAW} : load.stream.chunks[i].level);
-        o.ttft_s +=
-            recompute_s(model_, (model_.n_chunks() - load.stream.n_whole) * model_.chunk_tokens);
         return o;
     }
 
@@ -366,7 +390,8 @@ class Run
     const Model &model_;
     const Setup &setup_;
     const Trace &trace_;
-    double now_s_, zero_s_, decoder_free_s_ = 0;
+    double now_s_, zero_s_, decoder_free_s_ = 0, engine_free_s_ = 0;
+    std::vector<double> computed_s_; // when the engine has computed each prompt that it was given
     cg_stream_plan plan_ = {};
     cg_speeds speeds_ = {};
     std::vector<Read> reads_;

@@ -4,9 +4,10 @@
 //
 // The link gives every read under way the same share, after a round trip. Decoding takes all
 // threads, one chunk after the other, in the order in which the planner gave them. What was not
-// loaded is recomputed after the load, at the model's speed. A request is over its budget when its
-// TTFT is. A load by ttft_budget ends at its time, as the product's do; those of other policies,
-// with which it is compared, take as long as they need.
+// loaded is recomputed after the load, at the model's speed: of several requests one after the
+// other, each in a step of the engine, whose end those wait for that are loaded meanwhile. A
+// request is over its budget when its TTFT is. A load by ttft_budget ends at its time, as the
+// product's do; those of other policies, with which it is compared, take as long as they need.
 #ifndef CG_TESTS_SIM_SIM_H
 #define CG_TESTS_SIM_SIM_H
 #include "connector/controller.h"

@@ -181,12 +181,15 @@ TEST(SimTest, MinDelayIsNearTheOraclesWhereLateTokensTakeLongerToCompute)
 
 TEST(SimTest, WhereDecodingIsTooMuchForAllSomeAreRecomputed)
 {
-    const Model model = llama8b(); // decoding takes 0.15 s, recomputing 0.8 s
-    uint32_t n_over = 0;
+    const Model model = llama8b(); // decoding takes 0.14 s, recomputing 0.8 s, one after the other
+    uint32_t n_over = 0, n_recomputed = 0;
     for (const Outcome &o :
-         simulate(model, setup_of(CG_POLICY_TTFT_BUDGET, 2, 64, 1), constant(20000), 0, 2))
+         simulate(model, setup_of(CG_POLICY_TTFT_BUDGET, 2, 15, 1), constant(20000), 0, 2)) {
         n_over += o.ttft_s > 2;
+        n_recomputed += o.loaded_chunks < model.n_chunks();
+    }
     EXPECT_EQ(n_over, 0u);
+    EXPECT_GT(n_recomputed, 0u);
 }
 
 // The link is known by two loads, and changes by ten times, up or down, in the third, or before

@@ -166,9 +166,10 @@ class Report
     std::map<std::tuple<std::string, double, uint32_t, double, std::string>, Row> sums_;
 };
 
-// How many of a round's requests could have met their budget at all: by recomputing (each as if it
-// were alone), or by loading at L3, one after the other, those that come in time. (All are of one
-// size and one budget, so that to leave out the first that would be late costs no other its place.)
+// How many of a round's requests could have met their budget at all: by loading at L3, one after
+// the other, those that come in time, and by computing others, one after the other, too. (All are
+// of one size and one budget, so that to leave out the first that would be late costs no other its
+// place.)
 uint32_t n_could(const Model &model, const Trace &trace, double at_s, double budget_s,
                  const std::vector<double> &arrivals_s)
 {
@@ -176,11 +177,9 @@ uint32_t n_could(const Model &model, const Trace &trace, double at_s, double bud
         oracle(model, trace, at_s, budget_s, ROUND_TRIP_S, false).ttft_s <= budget_s * (1 + 1e-6);
     if (arrivals_s.size() == 1)
         return first_could;
-    if (recompute_s(model) <= budget_s)
-        return static_cast<uint32_t>(arrivals_s.size());
     const double bits = 8.0 * static_cast<double>(model.chunk_bytes(CG_L3)) * model.n_chunks();
     const double chunk_s = model.decode_s(CG_L3);
-    double link_free_s = 0, decoder_free_s = 0;
+    double link_free_s = 0, decoder_free_s = 0, engine_free_s = 0;
     uint32_t n = 0;
     for (double arrival_s : arrivals_s) {
         const double arrived_s = at_s + arrival_s;
@@ -188,8 +187,15 @@ uint32_t n_could(const Model &model, const Trace &trace, double at_s, double bud
         const double last_bit_s = trace.time_of(first_bit_s, bits);
         const double ends_s = std::max(last_bit_s + chunk_s, std::max(decoder_free_s, first_bit_s) +
                                                                  chunk_s * model.n_chunks());
-        if (ends_s > arrived_s + budget_s * (1 + 1e-6))
+        const double until_s = arrived_s + budget_s * (1 + 1e-6);
+        if (ends_s > until_s) {
+            const double computed_s = std::max(arrived_s, engine_free_s) + recompute_s(model);
+            if (computed_s <= until_s) {
+                engine_free_s = computed_s;
+                n++;
+            }
             continue;
+        }
         link_free_s = last_bit_s;
         decoder_free_s = ends_s;
         n++;

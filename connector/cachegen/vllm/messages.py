@@ -49,6 +49,8 @@ class Metadata(KVConnectorMetadata):
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
     prefill_pairs: int = 0  # the sum of their positions
     asked_tokens: int = 0  # of prompts that are being looked up, less what the engine has of them
+    queued_tokens: int = 0  # of prompts, that the engine computes in this step and later, less what loads bring
+    queued_pairs: int = 0  # the sum of their positions
     is_idle: bool = False  # nothing is scheduled in this step, nor was in the last one
     adapters: list = field(default_factory=list)  # LoRARequests, of which the worker is to tell what it holds
 

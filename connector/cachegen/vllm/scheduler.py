@@ -8,7 +8,9 @@ Surprises:
     anew, and would do so for ever.
  2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
  3. A preempted request comes back through matched_tokens(), with its blocks gone.
- 4. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
+ 4. vLLM asks for requests in turn, until those that it schedules fill the step. So one that is computed would keep the
+    loads of those behind it from starting for as long as the step takes: it lets them go first.
+ 5. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
     salts from the plans, so it needs to be told of loads under way only. The root lives as long as the engine does: an
     engine that is started anew has the weights that the model's fingerprint names.
 """
@@ -38,6 +40,7 @@ ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
 REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
 LOOKUPS = "failing look-ups"
+DEFER_NS = 10**8  # what is computed waits so long at most, until loads of others have started
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
@@ -80,6 +83,7 @@ class Scheduler:
         self._n_shared = 0  # requests that waited for the load of another one
         self._after_load = AfterLoad()
         self._others_due = None  # sorted: when first tokens behind loads are due; None: not asked since the last step
+        self._to_load = None  # requests that were about to load in this step; None: not asked since the last one
         self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
@@ -93,11 +97,17 @@ class Scheduler:
     def matched_tokens(self, request, num_computed_tokens):
         """vLLM's get_num_new_matched_tokens(): (tokens beyond num_computed_tokens, asynchronously)."""
         state = self._state(request)
+        matched = self._match(request, state, num_computed_tokens)
+        state.is_declined = matched == NO_MATCH
+        return ASK_AGAIN if state.is_declined and self._lets_others_load(state) else matched
+
+    def _match(self, request, state, num_computed_tokens):
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
             state.allocated, state.has_begun = False, False
             state.load, state.loaded, state.saved_to = None, None, None
             state.level, state.has_unknown = 0, False
+            state.computed_tokens = 0
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
@@ -155,6 +165,7 @@ class Scheduler:
             state = RequestState(
                 tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
             )
+            state.prompt_tokens = len(request.prompt_token_ids or ())
             state.storable_tokens = self._n_storable_tokens(request)
             state.adapter_number = 0 if request.lora_request is None else request.lora_request.lora_int_id
             self.states[request.request_id] = state
@@ -244,11 +255,17 @@ class Scheduler:
             ahead_ns = self._after_load.ahead(due_ns, self._others_due, self._budget_ns(state) // 2)
             bisect.insort(self._others_due, due_ns)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
+        return self._take_answer(state)
+
+    @guarded(_fail)
+    def _take_answer(self, state):
+        """Whether the look-up that is under way has answered."""
+        cg = self.library.cg
         hit = cg.lookup_poll(state.lookup)
         if hit is None:
             return False
-        state.hit_tokens = hit.hit_tokens
         state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
+        state.hit_tokens = hit.hit_tokens
         cg.lookup_free(state.lookup)
         state.lookup = None
         state.predicted_ns, state.answered_ns = hit.predicted_ns, time.monotonic_ns()
@@ -265,6 +282,27 @@ class Scheduler:
             return state.hit_tokens  # a full chunk's, less the prompt's last token
         whole = state.hit_tokens - n_tail
         return whole if n_tail and len(state.tokens) >= whole + self.library.chunk_tokens else state.hit_tokens
+
+    @guarded(nothing)
+    def _lets_others_load(self, state):
+        """Whether a request that the engine is to compute is put off, for others have found what they can load."""
+        now_ns = time.monotonic_ns()
+        is_short = state.prompt_tokens - state.local_tokens <= SAMPLE_MIN_TOKENS
+        has_waited = state.deferred_ns and now_ns - state.deferred_ns >= DEFER_NS
+        if is_short or has_waited or state.failed or self._is_off():
+            return False
+        if self._to_load is None:
+            self._take_answers()
+            self._to_load = [other for other in self.states.values() if self._is_about_to_load(other)]
+        if not any(other is not state and self._is_about_to_load(other) for other in self._to_load):
+            return False
+        state.deferred_ns = state.deferred_ns or now_ns
+        return True
+
+    def _is_about_to_load(self, state):
+        """Whether a request has found something, and begins to load it once vLLM has asked for it and has blocks."""
+        is_open = not (state.allocated or state.failed or state.is_declined or self._is_loading(state.follows))
+        return is_open and state.hit_tokens is not None and self._usable_tokens(state) > state.local_tokens
 
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
@@ -408,7 +446,7 @@ class Scheduler:
         recomputed, self._recomputed = self._recomputed, []
         for request in recomputed:
             request.skip_reading_prefix_cache = True
-        self._others_due = None
+        self._others_due = self._to_load = None
         for state in self._first_tokens:  # of the last step
             self._count_budget(state)
         self._first_tokens = []
@@ -427,9 +465,13 @@ class Scheduler:
         )
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         self._plan_saves(scheduler_output, metadata)
+        self._count_queue(metadata)
         metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
+        for req_id in getattr(scheduler_output, "preempted_req_ids", None) or ():
+            if (state := self.states.get(req_id)) is not None:
+                state.computed_tokens = 0
         n_prefill = n_pairs = 0
         n_total = scheduler_output.total_num_scheduled_tokens
         # vLLM may give out the last step's tokens only after this step, so that a wait in it would hold them up.
@@ -444,6 +486,7 @@ class Scheduler:
                 self._adapter_blocks.mark(new_blocks, None)
                 self._provenance.allocate(new_blocks)
                 continue
+            state.computed_tokens = n_computed
             if n_computed < len(state.tokens):
                 n = scheduler_output.num_scheduled_tokens[req_id]
                 n_prefill += n
@@ -453,6 +496,38 @@ class Scheduler:
         # samples.
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens, metadata.prefill_pairs = n_prefill, n_pairs
+
+    @guarded(nothing)
+    def _count_queue(self, metadata):
+        """What the engine is to compute, for the library on both sides. What look-ups leave it counts itself until they
+        are polled, so that all are that have answered."""
+        n_tokens = n_pairs = 0
+        self._take_answers()
+        for state in self.states.values():
+            first, end = self._first_to_compute(state), state.prompt_tokens
+            if first < end:
+                n_tokens += end - first
+                n_pairs += (end - first) * (first + end) // 2
+        metadata.queued_tokens, metadata.queued_pairs = n_tokens, n_pairs
+        self.library.cg.report_queue(n_tokens, n_pairs)
+
+    def _take_answers(self):
+        for state in self.states.values():
+            if state.lookup is not None and not state.failed:
+                self._take_answer(state)
+
+    def _first_to_compute(self, state):
+        if state.has_begun:
+            return state.computed_tokens
+        if state.loaded is not None:
+            return state.loaded.loaded_tokens
+        if state.load is not None:
+            return state.load.to_token
+        if state.allocated:
+            return state.prompt_tokens  # another connector loads it: else it had begun
+        if not state.failed and (state.lookup is not None or state.adapter is not None):
+            return state.prompt_tokens  # not known yet
+        return max(state.local_tokens, self._usable_tokens(state) if state.hit_tokens and not state.failed else 0)
 
     def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
         state.saved_last = True

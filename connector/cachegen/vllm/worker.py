@@ -62,6 +62,7 @@ class Worker:
         self._steps = HostSteps()
         self._on_gpu = self._is_off = False
         self._expects = False  # loads, for prompts that are being looked up
+        self._has_queue = False  # the engine: prompts to compute
         self._adapters = None  # HeldAdapters, where the engine has any and they can be told apart
         self._asked_adapters: list = []  # that nothing can be told of
         # With an adapter, of requests that are not over; and of its blocks those that hold what was loaded.
@@ -107,6 +108,7 @@ class Worker:
         self._left_s = STEP_WAIT_S
         self._await_copies(metadata.overwritten)
         self._forget_adapted(metadata.overwritten or set())
+        self._report_queue(metadata.queued_tokens, metadata.queued_pairs)
         for plan in metadata.loads:
             if plan.req_id in metadata.cancelled_loads:
                 self._never_started(plan)
@@ -123,6 +125,12 @@ class Worker:
         if self.library is not None and (n_tokens or self._expects):
             self.library.cg.expect(n_tokens)
             self._expects = n_tokens > 0
+
+    @guarded(nothing)
+    def _report_queue(self, n_tokens, n_pairs):
+        if self.library is not None and (n_tokens or self._has_queue):
+            self.library.cg.report_queue(n_tokens, n_pairs)
+            self._has_queue = n_tokens > 0
 
     @guarded(nothing)
     def _begin_step(self):
