@@ -311,8 +311,7 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     const bool pays = here.ns < EXIT_GAIN * hoped_ns;
     if (!has_budget)
         return o->hope > 0 && pays && gain_ns > held_up_ns(stream, o, here);
-    /* While the engine is busy waiting costs nothing, and giving up spares a silent link nothing.
-     */
+    /* While the engine is busy, waiting costs nothing and giving up frees nothing. */
     const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
     if (o->is_silent && !can_wait && left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
         feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {

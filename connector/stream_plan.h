@@ -35,7 +35,7 @@
  * silent still has to bring at the deadline is given up, too, unless the engine is busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. While bytes arrive, and some of what is missing is
+ * 7. A stream ends at a time of its own. While bytes arrive, and what is missing is
  * predicted to be here sooner than the engine would have computed it, that time is put off by half
  * a second: until, all in all, it would have been computed if it had been given up. After its
  * deadline it also ends when nothing has arrived for a while: for half a second, or for twice the
