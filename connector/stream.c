@@ -88,6 +88,11 @@ uint32_t cg_stream_first_missing(const cg_stream *stream)
     return i;
 }
 
+bool cg_stream_has_all(const cg_stream *stream)
+{
+    return cg_stream_first_missing(stream) >= stream->first_failed;
+}
+
 bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index)
 {
     const cg_stream_chunk *chunk = &stream->chunks[chunk_index];

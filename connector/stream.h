@@ -94,6 +94,8 @@ bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index);
 bool cg_stream_is_settled(const cg_stream *stream);
 /* The first chunk that cannot be decoded from what has arrived; stream->end: all can. */
 uint32_t cg_stream_first_missing(const cg_stream *stream);
+/* Whether all that is wanted has arrived, at some level. */
+bool cg_stream_has_all(const cg_stream *stream);
 /* Whether a chunk is wanted and can be decoded from what has arrived of it. */
 bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index);
 /* Notes that a chunk cannot be had: nothing from it on is wanted. False: that was so before. */

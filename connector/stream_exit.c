@@ -104,17 +104,6 @@ const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
     return NULL;
 }
 
-/* Nothing more is read for a stream. */
-static void give_up_all(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
-{
-    for (uint32_t i = 0; i < plan->depth; i++) {
-        cg_stream_read *read = &plan->reads[i];
-        const bool waits = read->give_up_ns > now_ns && read->give_up_ns < UINT64_MAX;
-        if (read->id != 0 && read->stream == stream && waits)
-            read->give_up_ns = now_ns;
-    }
-}
-
 /* What is still to come of a chunk for it to be of any use, in bytes. */
 static double missing_bytes(const cg_stream *stream, uint32_t index)
 {
@@ -419,11 +408,6 @@ static bool is_worth_waiting(cg_stream *stream, const outlook *o, bool is_silent
     return stream->predicted_ns < computed_ns;
 }
 
-static bool has_all(const cg_stream *stream)
-{
-    return cg_stream_first_missing(stream) >= stream->first_failed;
-}
-
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     outlook o = {.plan = NULL};
@@ -436,7 +420,7 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint
             if (o.link_bps > 0)
                 predict(&o);
         }
-        if (!has_all(stream) && is_worth_waiting(stream, &o, is_silent)) {
+        if (!cg_stream_has_all(stream) && is_worth_waiting(stream, &o, is_silent)) {
             if (is_silent)
                 stream->silent_from_ns = now_ns;
             if (now_ns >= stream->ends_at_ns)
@@ -444,7 +428,7 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint
             continue;
         }
         stream->ends_at_ns = stream->silent_from_ns = UINT64_MAX;
-        give_up_all(plan, stream, now_ns);
+        cg_stream_end_reads(plan, stream, now_ns);
         plan->is_stale = true;
         return stream;
     }

@@ -134,6 +134,16 @@ static void forget_stream(cg_stream_plan *plan, const cg_stream *stream)
             plan->refs[i].stream = NULL;
 }
 
+void cg_stream_end_reads(cg_stream_plan *plan, const cg_stream *stream, uint64_t until_ns)
+{
+    for (uint32_t i = 0; i < plan->depth; i++) {
+        cg_stream_read *read = &plan->reads[i];
+        const bool waits = read->give_up_ns > until_ns && read->give_up_ns < UINT64_MAX;
+        if (read->id != 0 && read->stream == stream && waits)
+            read->give_up_ns = until_ns;
+    }
+}
+
 void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
 {
     /* What was planned refers to it, and it may be gone before the next plan. */
@@ -148,12 +158,7 @@ void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream)
             break;
         }
     /* Nobody ends it any more: what hangs of it is given up at its end all the same. */
-    for (uint32_t i = 0; i < plan->depth; i++) {
-        cg_stream_read *read = &plan->reads[i];
-        if (read->id != 0 && read->stream == stream && read->give_up_ns < UINT64_MAX &&
-            read->give_up_ns > stream->ends_at_ns)
-            read->give_up_ns = stream->ends_at_ns;
-    }
+    cg_stream_end_reads(plan, stream, stream->ends_at_ns);
     for (uint32_t i = 0; i < stream->n_chunks; i++)
         if (stream->chunks[i].state != CG_STREAM_DECODING) {
             stream->dropped_bytes += stream->chunks[i].held_bytes;
@@ -216,8 +221,7 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
 
 uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream)
 {
-    if (plan->n_reading == 0 || stream->silent_from_ns == UINT64_MAX ||
-        cg_stream_first_missing(stream) >= stream->first_failed)
+    if (plan->n_reading == 0 || stream->silent_from_ns == UINT64_MAX || cg_stream_has_all(stream))
         return UINT64_MAX;
     return add_ns(plan->alive_ns > stream->silent_from_ns ? plan->alive_ns : stream->silent_from_ns,
                   plan->patience_ns);

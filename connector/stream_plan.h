@@ -160,6 +160,8 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
  * cg_stream_next_read(). */
 cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                                  uint32_t *chunk_index_out);
+/* The reads of a stream are given up at until_ns, if not before: cg_stream_give_up(). */
+void cg_stream_end_reads(cg_stream_plan *plan, const cg_stream *stream, uint64_t until_ns);
 /* The read of that id, if it is under way; else NULL. */
 const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
 /* The link's speed; 0: unknown. If nothing has ended for longer than the estimate allows, it is

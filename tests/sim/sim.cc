@@ -176,6 +176,8 @@ class Run
         for (const auto &load : loads)
             if (load->ended_s < 0)
                 queue_s += recompute_s(model_, model_.context_tokens - load->stream.end_token);
+        cg_stream_engine_known(&plan_, untold_ns_);
+        untold_ns_ = 0;
         cg_stream_engine_told(&plan_, 1e9 * queue_s, now_ns());
     }
 
@@ -265,7 +267,7 @@ class Run
         load->answered_s = n_tokens > 0                ? engine_free_s_
                            : ends == computed_s_.end() ? now_s_
                                                        : *ends;
-        cg_stream_engine_add(&plan_, cg_stream_lost_ns(stream, &speeds_), now_ns());
+        untold_ns_ += cg_stream_engine_lost(&plan_, stream, &speeds_, now_ns());
         cg_stream_plan_remove(&plan_, stream);
     }
 
@@ -390,6 +392,7 @@ class Run
     const Model &model_;
     const Setup &setup_;
     const Trace &trace_;
+    uint64_t untold_ns_ = 0; // of engine_free_s_, what tell_queue() has not told yet
     double now_s_, zero_s_, decoder_free_s_ = 0, engine_free_s_ = 0;
     std::vector<double> computed_s_; // when the engine has computed each prompt that it was given
     cg_stream_plan plan_ = {};
