@@ -51,13 +51,43 @@ static double recompute_ns(const cg_controller_input *in, double n_tokens)
     return cg_prefill_ns(in->recompute, n_tokens, in->end_token);
 }
 
-/* When a load that ends at load_ns is over, and the rest of the prompt recomputed. */
-static double end_ns(const cg_controller_input *in, size_t n_load, double load_ns, double n_tokens)
+/* When what others must have has been read and decoded. */
+static double queue_end_ns(const cg_controller_input *in)
+{
+    return larger(in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns);
+}
+
+/* Whether so much is recomputed behind n_load chunks that the engine takes turns for it. */
+static bool takes_turns(const cg_controller_input *in, size_t n_load)
 {
     const bool is_much =
         n_load < in->n_chunks || (in->n_chunks > 0 && in->other_tokens >= in->chunks[0].n_tokens);
-    const bool waits = n_tokens > 0 && is_much && in->policy != CG_POLICY_PAPER;
+    return is_much && in->policy != CG_POLICY_PAPER;
+}
+
+/* When a load that ends at load_ns is over, and the rest of the prompt recomputed. */
+static double end_ns(const cg_controller_input *in, size_t n_load, double load_ns, double n_tokens)
+{
+    const bool waits = n_tokens > 0 && takes_turns(in, n_load);
     return (waits ? larger(load_ns, in->engine_ns) : load_ns) + recompute_ns(in, n_tokens);
+}
+
+/* What a cut costs: the time to the end, and that of others which are loaded while the engine
+ * computes the rest, for they wait until that is done. To be late costs a budget more. */
+static double cost_ns(const cg_controller_input *in, size_t n_load, double load_ns, double n_tokens)
+{
+    const bool has_budget = in->policy == CG_POLICY_TTFT_BUDGET,
+               may_hold_up = takes_turns(in, n_load);
+    const double budget_ns = (double)in->budget_ns, ns = end_ns(in, n_load, load_ns, n_tokens),
+                 from_ns = larger(load_ns, in->engine_ns), queue_ns = queue_end_ns(in);
+    const double late_ns = has_budget && ns > budget_ns ? budget_ns : 0;
+    double sum_ns = ns + late_ns;
+    for (uint32_t i = 1; i <= in->queued_loads && may_hold_up && from_ns < queue_ns; i++) {
+        const double other_ns = queue_ns * i / in->queued_loads;
+        if (other_ns >= from_ns && other_ns < ns)
+            sum_ns += ns - other_ns + (other_ns <= budget_ns ? late_ns : 0);
+    }
+    return sum_ns;
 }
 
 /* When a reader and a decoder that works behind it end. */
@@ -116,12 +146,12 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
     return p.decode_end_ns;
 }
 
-/* How many chunks to load, at their fastest, for the least total time; *load_ns_out: of those. */
+/* How many chunks to load, at their fastest, for what costs least; *load_ns_out: of those. */
 static size_t least_delay(const cg_controller_input *in, double tokens_in_all, uint8_t *levels_out,
                           double *load_ns_out)
 {
     const bool may_cut = in->recompute.tokens_per_s > 0;
-    double tokens_left = tokens_in_all, best_total = end_ns(in, 0, 0, tokens_left);
+    double tokens_left = tokens_in_all, least_ns = cost_ns(in, 0, 0, tokens_left);
     size_t best = 0;
     pipeline p = pipeline_behind_others(in);
     *load_ns_out = 0;
@@ -129,10 +159,10 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
         levels_out[i] = fastest(in, i);
         pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
         tokens_left -= in->chunks[i].n_tokens;
-        const double total = end_ns(in, i + 1, p.decode_end_ns, tokens_left);
+        const double ns = cost_ns(in, i + 1, p.decode_end_ns, tokens_left);
         /* Of cuts that are equally good the one that loads more. */
-        if (!may_cut || total <= best_total) {
-            best_total = total;
+        if (!may_cut || ns <= least_ns) {
+            least_ns = ns;
             best = i + 1;
             *load_ns_out = p.decode_end_ns;
         }

@@ -11,9 +11,12 @@
  * where the total time is least, and what is loaded gets the finest levels that still fit before
  * the recomputing.
  * min_delay: the least total time over the same choices, whatever the budget.
- * A chunk or more is recomputed behind what the engine still has to compute (not with paper, which
- * knows nothing of that). Fewer tokens it takes into its next step.
- * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
+ * A chunk or more is recomputed behind what the engine still has to compute. Fewer tokens it takes
+ * into its next step. Others that are loaded while the engine computes wait until that is done:
+ * what they wait counts as this request's own time does, and whoever is late by it, this one or
+ * another, as a budget more. Others are taken to have the same budget. (paper knows nothing of the
+ * engine.) While the link's speed is unknown, all is loaded, at L2 or what is nearest to it
+ * (min_delay: L3).
  *
  * A load with a budget goes by these levels only where it cannot read coarse first and refine
  * (connector/extents.h). A look-up goes by them to tell how much of the prompt is loaded.
@@ -50,6 +53,7 @@ typedef struct cg_controller_input {
     double link_hope;                        /* it may prove so many times faster; 0: as it is */
     double queued_bytes;                     /* that other loads must have first */
     double queued_decode_ns;                 /* that decoding those takes, all threads at work */
+    uint32_t queued_loads;                   /* how many; taken to end evenly along that */
     double decode_ns_per_token[CG_N_LEVELS]; /* wall time, all threads at work; 0: unknown, so that
                                                 it is guessed from the bytes */
     cg_prefill_speed recompute;              /* unknown: everything is loaded */

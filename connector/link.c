@@ -16,7 +16,7 @@ struct cg_link {
     pthread_mutex_t lock;   /* of the rest */
     cg_estimator estimator;
     cg_link_meter meter;
-    double wanted_bytes;                /* of all connectors */
+    cg_wanted wanted;                   /* of all connectors */
     cg_link_promise promises[PROMISES]; /* until_ns 0: none */
 };
 
@@ -69,13 +69,20 @@ cg_link *cg_link_get(uint64_t device)
     return link;
 }
 
-void cg_link_put(cg_link *link, double wanted_bytes)
+/* The sum changes by as much as one part of it did. */
+static void change(cg_wanted *sum, cg_wanted from, cg_wanted to)
+{
+    sum->bytes += to.bytes - from.bytes;
+    sum->n_loads += to.n_loads - from.n_loads;
+}
+
+void cg_link_put(cg_link *link, cg_wanted wanted)
 {
     registry *r = link != NULL ? get_registry() : NULL;
     if (r == NULL)
         return;
     pthread_mutex_lock(&link->lock);
-    link->wanted_bytes -= wanted_bytes;
+    change(&link->wanted, wanted, (cg_wanted){0});
     pthread_mutex_unlock(&link->lock);
     pthread_mutex_lock(&r->lock);
     /* Under the registry's lock: whoever finds a link there also counts as its user. */
@@ -136,21 +143,24 @@ void cg_link_promise_end(cg_link *link, const cg_key *plan)
     pthread_mutex_unlock(&link->lock);
 }
 
-void cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns, double *bytes_out,
-                      double *decode_ns_out)
+cg_wanted cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns,
+                           double *decode_ns_out)
 {
-    *bytes_out = *decode_ns_out = 0;
+    cg_wanted sum = {0};
+    *decode_ns_out = 0;
     if (link == NULL)
-        return;
+        return sum;
     pthread_mutex_lock(&link->lock);
     for (int i = 0; i < PROMISES; i++) {
         const cg_link_promise *p = &link->promises[i];
         if (p->until_ns <= now_ns || is_key(&p->prefix, prefix))
             continue;
-        *bytes_out += p->bytes;
+        sum.bytes += p->bytes;
+        sum.n_loads++;
         *decode_ns_out += p->decode_ns;
     }
     pthread_mutex_unlock(&link->lock);
+    return sum;
 }
 
 cg_reader_files *cg_link_files(const cg_link *link)
@@ -177,9 +187,10 @@ void cg_link_borrow(cg_link *link, cg_speeds *speeds)
     pthread_mutex_lock(&link->lock);
     copy_estimator(&speeds->link, &link->estimator);
     speeds->meter = link->meter;
-    speeds->told_bytes = speeds->wanted_bytes;
+    speeds->told = speeds->wanted;
     /* The link's sum has this connector's own part in it, as it was told last. */
-    speeds->others_bytes = link->wanted_bytes - speeds->told_bytes;
+    speeds->others = link->wanted;
+    change(&speeds->others, speeds->told, (cg_wanted){0});
 }
 
 void cg_link_return(cg_link *link, cg_speeds *speeds)
@@ -188,6 +199,6 @@ void cg_link_return(cg_link *link, cg_speeds *speeds)
         return;
     copy_estimator(&link->estimator, &speeds->link);
     link->meter = speeds->meter;
-    link->wanted_bytes += speeds->wanted_bytes - speeds->told_bytes;
+    change(&link->wanted, speeds->told, speeds->wanted);
     pthread_mutex_unlock(&link->lock);
 }

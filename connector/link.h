@@ -25,8 +25,8 @@ typedef struct cg_link cg_link;
 
 /* The link of a device, made if need be; NULL without memory. Give it back with cg_link_put(). */
 cg_link *cg_link_get(uint64_t device);
-/* Gives the link back. wanted_bytes: what the caller last told cg_link_return(). NULL is fine. */
-void cg_link_put(cg_link *link, double wanted_bytes);
+/* Gives the link back. wanted: what the caller last told cg_link_return(). NULL is fine. */
+void cg_link_put(cg_link *link, cg_wanted wanted);
 
 /* What a look-up has said that a load will have of the link, until that load begins. */
 typedef struct cg_link_promise {
@@ -43,19 +43,20 @@ typedef struct cg_link_promise {
 void cg_link_promise_add(cg_link *link, const cg_link_promise *promise, uint64_t now_ns);
 /* The load of that plan begins, or it never will. NULL is fine. */
 void cg_link_promise_end(cg_link *link, const cg_key *plan);
-/* The sums of what is promised for other prefixes than this one. NULL: nothing is. */
-void cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns, double *bytes_out,
-                      double *decode_ns_out);
+/* The sum of what is promised for other prefixes than this one; *decode_ns_out: what decoding that
+ * takes. NULL: nothing is. */
+cg_wanted cg_link_promised(cg_link *link, const cg_key *prefix, uint64_t now_ns,
+                           double *decode_ns_out);
 
 /* The files that its readers share, as long as the link is held; NULL: there are none, or link is
  * NULL. */
 cg_reader_files *cg_link_files(const cg_link *link);
 
 /* Locks the link and copies what is known of it to *speeds: all of .link but its kind and its
- * prior, which are the connector's own, .meter and .others_bytes. NULL is fine. */
+ * prior, which are the connector's own, .meter and .others. NULL is fine. */
 void cg_link_borrow(cg_link *link, cg_speeds *speeds);
-/* Takes back what was borrowed, and unlocks. speeds->wanted_bytes: what the connector's loads still
- * want. */
+/* Takes back what was borrowed, and unlocks. speeds->wanted: what the connector's loads still must
+ * have. */
 void cg_link_return(cg_link *link, cg_speeds *speeds);
 
 #ifdef __cplusplus

@@ -86,10 +86,11 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
     const uint64_t spent_ns = l->spent_ns + (cg_now_ns() - l->op.started_ns);
     /* Neither the store nor the engine has what follows. */
     const uint32_t had = stored > l->from_token ? stored : l->from_token;
-    double promised_bytes, promised_decode_ns;
-    cg_link_promised(rt->link, last_key(&l->prefix), cg_now_ns(), &promised_bytes,
-                     &promised_decode_ns);
+    double promised_decode_ns;
+    const cg_wanted promised =
+        cg_link_promised(rt->link, last_key(&l->prefix), cg_now_ns(), &promised_decode_ns);
     const cg_speeds *speeds = cg_runtime_speeds(rt);
+    const cg_wanted own = cg_stream_wanted(&rt->stream_plan);
     cg_controller_input input = {
         .policy = (cg_policy)l->op.connector->config->policy,
         .chunks = all,
@@ -97,8 +98,8 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
         .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
         .link_bps = cg_estimator_bps(&speeds->link),
         .link_hope = cg_estimator_hope(&speeds->link),
-        .queued_bytes =
-            promised_bytes + speeds->others_bytes + cg_stream_wanted_bytes(&rt->stream_plan),
+        .queued_bytes = promised.bytes + speeds->others.bytes + own.bytes,
+        .queued_loads = (uint32_t)(promised.n_loads + speeds->others.n_loads + own.n_loads),
         .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
         .recompute = cg_speeds_recompute(speeds),
         .engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),

@@ -258,7 +258,7 @@ static cg_stream *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index
 /* With the lock held: other connectors' plans count on it. */
 static void tell_what_is_wanted(cg_runtime *rt)
 {
-    cg_runtime_speeds(rt)->wanted_bytes = cg_stream_wanted_bytes(&rt->stream_plan);
+    cg_runtime_speeds(rt)->wanted = cg_stream_wanted(&rt->stream_plan);
     cg_runtime_speeds_end(rt);
 }
 

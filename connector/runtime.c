@@ -67,7 +67,7 @@ static void runtime_free(cg_runtime *rt)
 {
     cg_pool_free(rt->encoders);
     cg_pool_free(rt->pool);
-    cg_link_put(rt->link, rt->speeds.wanted_bytes);
+    cg_link_put(rt->link, rt->speeds.wanted);
     cg_chunk_memory_free(rt->chunk_memory);
     cg_stream_plan_destroy(&rt->stream_plan);
     free(rt->uses);

@@ -15,11 +15,17 @@ extern "C" {
 
 enum { CG_FAR_NS = 3000000 }; /* a store whose latency is that or more is a network away */
 
+/* What loads still must have of a link. */
+typedef struct cg_wanted {
+    double bytes;
+    int64_t n_loads;
+} cg_wanted;
+
 typedef struct cg_speeds {
     cg_estimator link;
     cg_link_meter meter;                  /* makes samples for link of this process's reads */
-    double wanted_bytes, told_bytes;      /* what own loads still must have; as the link knows it */
-    double others_bytes;                  /* what those of other connectors must have */
+    cg_wanted wanted, told;               /* by own loads; as the link knows it */
+    cg_wanted others;                     /* by those of other connectors */
     double latency_ns;                    /* until the store answers a question; 0: at once */
     uint32_t n_threads;                   /* that decode */
     double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */

@@ -114,13 +114,15 @@ static double missing_bytes(const cg_stream *stream, uint32_t index)
     return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
 }
 
-double cg_stream_wanted_bytes(const cg_stream_plan *plan)
+cg_wanted cg_stream_wanted(const cg_stream_plan *plan)
 {
-    double bytes = 0;
-    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
+    cg_wanted wanted = {0};
+    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
+        wanted.n_loads += !cg_stream_is_settled(stream);
         for (uint32_t i = stream->first; i < stream->first_failed && !stream->is_cancelled; i++)
-            bytes += missing_bytes(stream, i);
-    return bytes;
+            wanted.bytes += missing_bytes(stream, i);
+    }
+    return wanted;
 }
 
 static double decode_ns(const cg_stream *stream, uint32_t index, uint8_t level,
@@ -241,7 +243,7 @@ typedef struct outlook {
 static queue first_in_queue(const cg_stream_plan *plan, const cg_speeds *speeds)
 {
     const double ns = decoding_ns(plan, speeds);
-    return (queue){speeds->others_bytes, ns, ns};
+    return (queue){speeds->others.bytes, ns, ns};
 }
 
 static void queue_add(queue *before, const cg_stream *stream, const cg_speeds *speeds)
@@ -252,18 +254,28 @@ static void queue_add(queue *before, const cg_stream *stream, const cg_speeds *s
     }
 }
 
-/* What a cut of one stream costs the others, added up: those that are loaded while the engine
- * computes the rest of it wait for their first tokens until that is done. After predict(). */
-static double held_up_ns(const cg_stream *given_up, const outlook *o, cut at)
+/* What a cut of one stream costs the others: those that are loaded while the engine computes the
+ * rest of it wait for their first tokens until that is done. */
+typedef struct held_up {
+    double ns;       /* added up */
+    uint32_t n_late; /* so many would be in time without */
+} held_up;
+
+/* After predict(). */
+static held_up held_up_by(const cg_stream *given_up, const outlook *o, cut at)
 {
-    double sum_ns = 0;
+    held_up others = {0};
     const double end_ns = at.ns,
                  from_ns = end_ns - cg_stream_rest_ns(given_up, at.index, o->speeds);
-    for (const cg_stream *stream = o->plan->streams; stream != NULL; stream = stream->next)
-        if (stream != given_up && !stream->is_cancelled && stream->predicted_ns >= from_ns &&
-            stream->predicted_ns < end_ns)
-            sum_ns += end_ns - stream->predicted_ns;
-    return sum_ns;
+    for (const cg_stream *stream = o->plan->streams; stream != NULL; stream = stream->next) {
+        const double ns = stream->predicted_ns;
+        if (stream == given_up || stream->is_cancelled || ns < from_ns || ns >= end_ns)
+            continue;
+        const double left = left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
+        others.ns += end_ns - ns;
+        others.n_late += stream->policy == CG_POLICY_TTFT_BUDGET && ns <= left && left < end_ns;
+    }
+    return others;
 }
 
 /* Predicts of all streams when they have what they must have. */
@@ -281,10 +293,11 @@ static void predict(const outlook *o)
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
  * even at twice the speed. Where recomputing is late too, only knowing counts, and what others lose
- * that are loaded meanwhile: a step of the engine ends when all that it computes is computed. At
- * the deadline a link that has fallen silent has had its time, unless little is missing: what even
- * a slow link brings before the load must end in any case. With min_delay each moment of a load
- * that is given up is lost, so the first sample may decide, if by a wide margin. */
+ * that are loaded meanwhile: a step of the engine ends when all that it computes is computed. None
+ * of them may be late by what is late itself, and of two none by what is in time. At the deadline a
+ * link that has fallen silent has had its time, unless little is missing: what even a slow link
+ * brings before the load must end in any case. With min_delay each moment of a load that is given
+ * up is lost, so the first sample may decide, if by a wide margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
@@ -299,25 +312,27 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     const double gain_ns = all_ns - here.ns;
     const bool pays = here.ns < EXIT_GAIN * hoped_ns;
     if (!has_budget)
-        return o->hope > 0 && pays && gain_ns > held_up_ns(stream, o, here);
+        return o->hope > 0 && pays && gain_ns > held_up_by(stream, o, here).ns;
     /* While the engine is busy, waiting costs nothing and giving up frees nothing. */
     const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
     if (o->is_silent && !can_wait && left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
         feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
         cut now = {.index = cg_stream_first_missing(stream)};
         now.ns = later(engine_ns, 0) + cg_stream_rest_ns(stream, now.index, o->speeds);
-        const double held_up = held_up_ns(stream, o, now);
-        if (all_ns - now.ns > held_up || !(held_up > 0 || stream->computed_by_ns > 0)) {
+        const double held_up_ns = held_up_by(stream, o, now).ns;
+        if (all_ns - now.ns > held_up_ns || !(held_up_ns > 0 || stream->computed_by_ns > 0)) {
             *index_out = now.index;
             return true;
         }
     }
-    if (o->is_known && pays && hoped_ns > left && !can_wait &&
-        gain_ns > held_up_ns(stream, o, here))
-        return true;
+    if (o->is_known && pays && hoped_ns > left && !can_wait) {
+        const held_up others = held_up_by(stream, o, here);
+        if (gain_ns > others.ns && others.n_late == 0)
+            return true;
+    }
     *index_out = safe.index;
     return feared_ns > left && safe.ns < EXIT_GAIN * feared_ns && safe.ns <= left &&
-           safe.ns * (1 + EXIT_SLACK) > left;
+           safe.ns * (1 + EXIT_SLACK) > left && held_up_by(stream, o, safe).n_late < 2;
 }
 
 /* The same question again soon, for the time in which recomputing can still begin is short; and at

@@ -31,8 +31,8 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint
  * none. The caller fails it there. */
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                               uint32_t *chunk_index_out);
-/* How many bytes are still to come until all streams have their floors. */
-double cg_stream_wanted_bytes(const cg_stream_plan *plan);
+/* How many streams are not settled yet, and what is still to come until all have their floors. */
+cg_wanted cg_stream_wanted(const cg_stream_plan *plan);
 /* The time for the decoding that all streams still need, on all threads. */
 double cg_stream_undecoded_ns(const cg_stream_plan *plan, const cg_speeds *speeds);
 

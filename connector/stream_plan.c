@@ -293,7 +293,7 @@ static void find_late(cg_stream_plan *plan, const cg_speeds *speeds, double link
                       uint64_t now_ns)
 {
     const double ns_per_byte = link_bps > 0 ? 8e9 / (HOPE * link_bps) : 0;
-    pipeline p = {.read_ns = ((double)plan->bytes_reading + speeds->others_bytes) * ns_per_byte};
+    pipeline p = {.read_ns = ((double)plan->bytes_reading + speeds->others.bytes) * ns_per_byte};
     const cg_stream *last = NULL;
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         last = cg_stream_is_anytime(stream) ? stream : last;
@@ -559,7 +559,7 @@ static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t n
                            .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
                            .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
                            .is_untried = is_untried(plan, speeds),
-                           .queued_bytes = (double)plan->bytes_reading + speeds->others_bytes,
+                           .queued_bytes = (double)plan->bytes_reading + speeds->others.bytes,
                            .decoding_ns = fill_items(plan, speeds, now_ns)};
     plan->input.n_chunks = plan->n_items;
     if (plan->n_items > 0)

@@ -170,6 +170,43 @@ TEST_F(ControllerTest, RecomputingBeginsBehindWhatTheEngineHasToCompute)
     }
 }
 
+// Ten chunks take 10 s at L3 behind 3 s of others, or 5 to compute now. The others are loaded
+// meanwhile, and wait for the end of that. Behind them it takes 8.5, with the first chunk loaded.
+TEST_F(ControllerTest, WhoIsLoadedWhileTheEngineComputesCountsToo)
+{
+    const struct {
+        const char *what;
+        cg_policy policy;
+        uint64_t budget_ns;
+        uint32_t n_others;
+        size_t n_load;
+        double link_hope;
+    } cases[] = {
+        {"nobody else", CG_POLICY_TTFT_BUDGET, 4 * S, 0, 0, 0},
+        {"the other would be late", CG_POLICY_TTFT_BUDGET, 4 * S, 1, 1, 0},
+        {"three would", CG_POLICY_TTFT_BUDGET, 4 * S, 3, 1, 0},
+        {"all are in time", CG_POLICY_TTFT_BUDGET, 6 * S, 3, 0, 0},
+        {"it is late in any case, and waits for 2 s", CG_POLICY_TTFT_BUDGET, 1 * S, 1, 0, 0},
+        {"the same, for 9", CG_POLICY_TTFT_BUDGET, S / 2, 3, 1, 0},
+        {"for 2 s", CG_POLICY_MIN_DELAY, 0, 1, 0, 0},
+        {"for 9", CG_POLICY_MIN_DELAY, 0, 3, 1, 0},
+        {"it knows nothing of them", CG_POLICY_PAPER, 4 * S, 3, 0, 0},
+        {"it is late in any case, but perhaps the link is faster", CG_POLICY_TTFT_BUDGET, 4 * S, 1,
+         10, 2},
+        {"that helps nobody else", CG_POLICY_TTFT_BUDGET, 4 * S, 0, 0, 2},
+    };
+    in.recompute.tokens_per_s = 512;
+    in.queued_bytes = 3000000;
+    for (const auto &c : cases) {
+        in.policy = c.policy;
+        in.budget_ns = c.budget_ns;
+        in.queued_loads = c.n_others;
+        in.link_hope = c.link_hope;
+        decide();
+        EXPECT_EQ(out.n_load, c.n_load) << c.what;
+    }
+}
+
 // The first chunk takes about as long to compute as to load, the last almost four times as long.
 TEST_F(ControllerTest, TheEndOfALongPromptIsLoadedWhereItsStartWouldBeRecomputed)
 {

@@ -33,14 +33,14 @@ class LinkTest : public testing::Test
     static void tell(cg_link *link, cg_speeds *speeds, double wanted_bytes)
     {
         cg_link_borrow(link, speeds);
-        speeds->wanted_bytes = wanted_bytes;
+        speeds->wanted = {wanted_bytes, wanted_bytes > 0};
         cg_link_return(link, speeds);
     }
     static double others(cg_link *link, cg_speeds *speeds)
     {
         cg_link_borrow(link, speeds);
         cg_link_return(link, speeds);
-        return speeds->others_bytes;
+        return speeds->others.bytes;
     }
 };
 
@@ -59,12 +59,12 @@ TEST_F(LinkTest, WhatOneMeasuresAllOfTheDeviceKnowAndNobodyElse)
     EXPECT_EQ(b.link.prior_bps, 5) << "its own";
     EXPECT_DOUBLE_EQ(cg_estimator_bps(&c.link), 7);
     for (cg_link *l : {link, same, other})
-        cg_link_put(l, 0);
+        cg_link_put(l, {});
     link = cg_link_get(1);
     cg_speeds d = {};
     others(link, &d);
     EXPECT_EQ(cg_estimator_bps(&d.link), 0) << "it ends with its last user";
-    cg_link_put(link, 0);
+    cg_link_put(link, {});
 }
 
 TEST_F(LinkTest, ReadsOfTwoConnectorsAtOnceAreOneLinksBusyTime)
@@ -84,8 +84,8 @@ TEST_F(LinkTest, ReadsOfTwoConnectorsAtOnceAreOneLinksBusyTime)
     cg_link_meter_end(&b.meter, mark_b, 1000000, SECOND, 2 * SECOND, &b.link);
     cg_link_return(same, &b);
     EXPECT_DOUBLE_EQ(cg_estimator_bps(&b.link), 16e6) << "two megabytes in a second";
-    cg_link_put(link, 0);
-    cg_link_put(same, 0);
+    cg_link_put(link, {});
+    cg_link_put(same, {});
 }
 
 TEST_F(LinkTest, TellsWhatOthersWant)
@@ -97,12 +97,18 @@ TEST_F(LinkTest, TellsWhatOthersWant)
     EXPECT_EQ(others(link, &a), 50);
     EXPECT_EQ(others(same, &b), 300);
     EXPECT_EQ(others(third, &c), 350);
+    EXPECT_EQ(c.others.n_loads, 2);
     tell(link, &a, 100);
     EXPECT_EQ(others(third, &c), 150);
-    cg_link_put(link, a.wanted_bytes);
+    tell(same, &b, 0);
+    EXPECT_EQ(others(third, &c), 100);
+    EXPECT_EQ(c.others.n_loads, 1);
+    tell(same, &b, 50);
+    cg_link_put(link, a.wanted);
     EXPECT_EQ(others(third, &c), 50) << "one that was closed wants nothing";
-    cg_link_put(same, b.wanted_bytes);
-    cg_link_put(third, 0);
+    EXPECT_EQ(c.others.n_loads, 1);
+    cg_link_put(same, b.wanted);
+    cg_link_put(third, {});
 }
 
 TEST_F(LinkTest, AChildBeginsAnew)
@@ -122,7 +128,7 @@ TEST_F(LinkTest, AChildBeginsAnew)
     int status = 1;
     EXPECT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
-    cg_link_put(link, 0);
+    cg_link_put(link, {});
 }
 
 TEST_F(LinkTest, ASchedulersConnectorKnowsWhatItsWorkersMeasuredAndCountsItOnce)
@@ -152,12 +158,14 @@ TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
                                          until_s * SECOND};
         cg_link_promise_add(link, &promise, SECOND);
     };
+    int64_t n_loads = 0;
     const auto promised = [&](const char *prefix, uint64_t now_s) {
         const cg_key own = key(prefix);
-        double bytes, decode_ns;
-        cg_link_promised(link, &own, now_s * SECOND, &bytes, &decode_ns);
-        EXPECT_EQ(decode_ns, 2 * bytes);
-        return bytes;
+        double decode_ns;
+        const cg_wanted sum = cg_link_promised(link, &own, now_s * SECOND, &decode_ns);
+        EXPECT_EQ(decode_ns, 2 * sum.bytes);
+        n_loads = sum.n_loads;
+        return sum.bytes;
     };
     EXPECT_EQ(promised("x", 1), 0);
     add("plan a", "a", 100, 3);
@@ -166,6 +174,7 @@ TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
     EXPECT_EQ(promised("a", 2), 20) << "its load would be shared";
     add("plan c", "a", 150, 5);
     EXPECT_EQ(promised("x", 2), 170) << "and so it counts once";
+    EXPECT_EQ(n_loads, 2);
     EXPECT_EQ(promised("x", 3), 20) << "the first one's time is over";
     const cg_key plan_a = key("plan a"), plan_b = key("plan b");
     cg_link_promise_end(link, &plan_b);
@@ -177,11 +186,10 @@ TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
     EXPECT_GT(promised("x", 2), 30);
     EXPECT_EQ(promised("x", 1009), 0);
     EXPECT_EQ(promised("x", 1008), 1);
-    double bytes, decode_ns;
+    double decode_ns;
     cg_link_promise_end(nullptr, &plan_a);
-    cg_link_promised(nullptr, &plan_a, 0, &bytes, &decode_ns);
-    EXPECT_EQ(bytes + decode_ns, 0);
-    cg_link_put(link, 0);
+    EXPECT_EQ(cg_link_promised(nullptr, &plan_a, 0, &decode_ns).bytes + decode_ns, 0);
+    cg_link_put(link, {});
 }
 
 // A promise lasts two seconds, and a busy machine may take longer for two calls: then once more.
@@ -202,14 +210,13 @@ class PromiseTest : public LinkTest
     }
     void TearDown() override
     {
-        cg_link_put(link, 0);
+        cg_link_put(link, {});
     }
     double promised() const
     {
         const cg_key none = {};
-        double bytes, decode_ns;
-        cg_link_promised(link, &none, cg_now_ns(), &bytes, &decode_ns);
-        return bytes;
+        double decode_ns;
+        return cg_link_promised(link, &none, cg_now_ns(), &decode_ns).bytes;
     }
     template <typename Try> static bool comes_true_at_once(Try attempt)
     {
@@ -287,7 +294,7 @@ TEST_F(LinkTest, ALookUpByWhoseEstimateNothingPaysTriesAgainWhenThatIsOld)
     EXPECT_EQ(hit_tokens(0), 0u);
     EXPECT_EQ(hit_tokens(31 * SECOND), 127u);
     EXPECT_EQ(engine.stats().throughput_bps, 0u) << "the link counts as unknown";
-    cg_link_put(link, 0);
+    cg_link_put(link, {});
 }
 
 } // namespace

@@ -975,7 +975,7 @@ TEST_F(StreamPlanTest, OfALoadOfAFixedLevelThatLevelIsWanted)
     link(1e6);
     speeds.decode_thread_ns[CG_L1] = 5e6 / 256;
     add(&stream);
-    EXPECT_DOUBLE_EQ(cg_stream_wanted_bytes(&plan), 10 * 400e3);
+    EXPECT_DOUBLE_EQ(cg_stream_wanted(&plan).bytes, 10 * 400e3);
     EXPECT_NEAR(cg_stream_undecoded_ns(&plan, &speeds), 10 * 5e6, 1);
 }
 
@@ -1131,6 +1131,39 @@ TEST_F(StreamPlanTest, ALateLoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGa
         for (const auto &other : others)
             other->s.is_cancelled = true;
         EXPECT_EQ(cut(1900 * MS), 0) << "nobody waits";
+    }
+}
+
+// It takes 10 s, or 4 to compute: late in any case, or in time by that. Others are loaded in a
+// moment and would be in time, but not behind that.
+TEST_F(StreamPlanTest, NoLoadIsGivenUpWhereThatMakesMoreOfThemLate)
+{
+    const struct {
+        uint64_t budget_s, other_s;
+        size_t n_others;
+        int want;
+    } cases[] = {
+        {2, 3, 1, -1}, {2, 9, 1, 0}, {4, 3, 1, 0}, {4, 3, 2, -1}, {4, 9, 2, 0},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(testing::Message()
+                     << c.budget_s << " s, " << c.n_others << " of " << c.other_s);
+        Stream late(10, c.budget_s * SECOND);
+        std::vector<std::unique_ptr<Stream>> others;
+        start(16, 1000000 * KB);
+        link(100e3);
+        speeds.configured_tokens_per_s = 640;
+        add(&late);
+        late.s.is_late = true; // as the plan has it, even over a link twice as fast: it goes last
+        for (size_t i = 0; i < c.n_others; i++) {
+            others.push_back(std::make_unique<Stream>(1, c.other_s * SECOND, CG_L3));
+            others.back()->s.sizes[0].bytes[CG_L3] = KB;
+            add(others.back().get());
+        }
+        EXPECT_EQ(cut(), c.want);
+        for (const auto &other : others)
+            other->s.is_cancelled = true;
+        EXPECT_EQ(cut(), 0) << "nobody waits";
     }
 }
 
