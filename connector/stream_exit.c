@@ -254,6 +254,19 @@ static void queue_add(queue *before, const cg_stream *stream, const cg_speeds *s
     }
 }
 
+/* Until the engine can begin with what a stream has not lost yet. */
+static double engine_before_ns(const cg_stream *stream, const outlook *o)
+{
+    return later(o->engine_ns - cg_stream_lost_ns(stream, o->speeds), 0);
+}
+
+/* All is recomputed that has not arrived. */
+static cut cut_now(const cg_stream *stream, const outlook *o)
+{
+    const uint32_t index = cg_stream_first_missing(stream);
+    return (cut){index, engine_before_ns(stream, o) + cg_stream_rest_ns(stream, index, o->speeds)};
+}
+
 /* What a cut of one stream costs the others: those that are loaded while the engine computes the
  * rest of it wait for their first tokens until that is done. */
 typedef struct held_up {
@@ -301,7 +314,8 @@ static void predict(const outlook *o)
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
-    const double lost = cg_stream_lost_ns(stream, o->speeds), engine_ns = o->engine_ns - lost;
+    const double lost = cg_stream_lost_ns(stream, o->speeds);
+    const double engine_ns = engine_before_ns(stream, o);
     const double left = left_ns(stream->deadline_ns, o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(stream, o->speeds, o->link_bps, before, engine_ns, &all_ns);
@@ -317,8 +331,7 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
     if (o->is_silent && !can_wait && left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
         feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
-        cut now = {.index = cg_stream_first_missing(stream)};
-        now.ns = later(engine_ns, 0) + cg_stream_rest_ns(stream, now.index, o->speeds);
+        const cut now = cut_now(stream, o);
         const double held_up_ns = held_up_by(stream, o, now).ns;
         if (all_ns - now.ns > held_up_ns || !(held_up_ns > 0 || stream->computed_by_ns > 0)) {
             *index_out = now.index;
@@ -403,24 +416,35 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     return NULL;
 }
 
+/* What those that are put off beyond their time would have the engine compute. */
+static double put_off_ns(const outlook *o)
+{
+    double ns = 0;
+    for (const cg_stream *stream = o->plan->streams; stream != NULL; stream = stream->next)
+        if (stream->computed_by_ns > 0 && !stream->is_cancelled && !cg_stream_has_all(stream))
+            ns += cg_stream_rest_ns(stream, cg_stream_first_missing(stream), o->speeds);
+    return ns;
+}
+
 /* Whether what a stream whose time is over has not got would be here sooner than the engine
- * computes it; of a link that has fallen silent, whether the engine cannot begin with it soon
- * anyway. At most until the engine would have computed it, had it been given up when first asked:
- * others may go on coming before it, over the link and on the engine. After predict(). */
+ * computes it, or later by less than others would be held up; of a link that has fallen silent,
+ * whether the engine cannot begin with it soon anyway. At most until the engine would have computed
+ * it, had it been given up when first asked, and those before it: others may go on coming before
+ * it, over the link and on the engine. After predict(). */
 static bool is_worth_waiting(cg_stream *stream, const outlook *o, bool is_silent)
 {
-    const double engine_ns = o->engine_ns - cg_stream_lost_ns(stream, o->speeds);
-    const double computed_ns =
-        engine_ns + cg_stream_rest_ns(stream, cg_stream_first_missing(stream), o->speeds);
+    const double engine_ns = engine_before_ns(stream, o);
+    const cut now = cut_now(stream, o);
     if (!may_be_cut(stream) || !(cg_speeds_recompute(o->speeds).tokens_per_s > 0))
         return false;
     if (stream->computed_by_ns == 0)
-        stream->computed_by_ns = add_ns(o->now_ns, whole_ns(computed_ns));
+        stream->computed_by_ns = add_ns(o->now_ns, whole_ns(now.ns + put_off_ns(o)));
     if (o->now_ns >= stream->computed_by_ns)
         return false;
     if (is_silent || !(o->link_bps > 0)) /* it may be dead: only what costs nothing */
         return engine_ns > GRACE_NS;
-    return stream->predicted_ns < computed_ns;
+    const held_up others = held_up_by(stream, o, now);
+    return others.n_late > 0 || stream->predicted_ns < now.ns + others.ns;
 }
 
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)

@@ -30,17 +30,20 @@
  * dropped.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
  * that chunk on. What others have to read and to decode before it counts, and what the engine has
- * to compute before. Where recomputing is late, too, it must also gain more than it costs the loads
- * that end while the engine computes: their first tokens wait for that. What a link that has fallen
- * silent still has to bring at the deadline is given up, too, unless the engine is busy anyway.
+ * to compute before. Loads that end while the engine computes wait for their first tokens until
+ * that is done. Where recomputing is late, too, it must also gain more than it costs them, and none
+ * of them may be late by it that is in time; where it is in time itself, only one may. What a link
+ * that has fallen silent still has to bring at the deadline is given up, too, unless the engine is
+ * busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. While bytes arrive, and what is missing is
- * predicted to be here sooner than the engine would have computed it, that time is put off by half
- * a second: until, all in all, it would have been computed if it had been given up. After its
- * deadline it also ends when nothing has arrived for a while: for half a second, or for twice the
- * time that all bytes under way should take over the link as it was measured; but not while the
- * engine is busy for another half a second. Its reads are given up then, and no others are begun.
+ * 7. A stream ends at a time of its own. While bytes arrive, and the engine would not have computed
+ * by then what is missing, or others would lose more by that than is gained, that time is put off
+ * by half a second: until, all in all, it would have been computed if it had been given up, and
+ * what was put off before it. After its deadline it also ends when nothing has arrived for a while:
+ * for half a second, or for twice the time that all bytes under way should take over the link as it
+ * was measured; but not while the engine is busy for another half a second. Its reads are given up
+ * then, and no others are begun.
  *
  * Other loads read each chunk at one level. It is the one they were told (fixed), or the
  * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).

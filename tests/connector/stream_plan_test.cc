@@ -1383,6 +1383,57 @@ TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereBytesArriveAndComputingTakes
     }
 }
 
+// Sixty-four at once: one that was given up when its time was over held up all that were loaded
+// next, and seven went at once, each of them sure that it would be computed next.
+TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGains)
+{
+    for (const size_t n_others : {0, 1, 3}) {
+        SCOPED_TRACE(n_others);
+        Stream late(10, 2 * SECOND);
+        std::vector<std::unique_ptr<Stream>> others;
+        start(16, 1000000 * KB);
+        link(100e3); // it takes 10 s, or 4 to compute
+        speeds.configured_tokens_per_s = 640;
+        add(&late);
+        late.s.is_late = true;
+        late.s.ends_at_ns = 5 * SECOND / 2;
+        for (size_t i = 0; i < n_others; i++) {
+            others.push_back(std::make_unique<Stream>(1, SECOND, CG_L3));
+            others.back()->s.sizes[0].bytes[CG_L3] = KB;
+            add(others.back().get());
+        }
+        begin_all(2 * SECOND);
+        ended(plan.last_id, true, 5 * SECOND / 2 - 1);
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2),
+                  n_others == 3 ? nullptr : &late.s);
+        if (n_others < 3)
+            continue;
+        for (const auto &other : others)
+            other->s.is_cancelled = true;
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, late.s.ends_at_ns), &late.s);
+    }
+}
+
+TEST_F(StreamPlanTest, LoadsThatGoOnBehindTheirTimeCountWhatTheEngineWouldComputeOfTheOthers)
+{
+    Stream a(10, 2 * SECOND), b(10, 2 * SECOND);
+    start(16, 1000000 * KB);
+    link(100e3); // each takes 10 s, or 25.6 to compute
+    speeds.configured_tokens_per_s = 100;
+    add(&a);
+    add(&b);
+    a.s.ends_at_ns = b.s.ends_at_ns = 5 * SECOND / 2;
+    begin_all(2 * SECOND);
+    ended(1, true, 5 * SECOND / 2 - 1);
+    EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2), nullptr);
+    const double first_s =
+                     1e-9 * static_cast<double>(std::min(a.s.computed_by_ns, b.s.computed_by_ns)),
+                 last_s =
+                     1e-9 * static_cast<double>(std::max(a.s.computed_by_ns, b.s.computed_by_ns));
+    EXPECT_NEAR(first_s, 28.1, 0.1);
+    EXPECT_NEAR(last_s, 53.7, 0.2);
+}
+
 // A thread that gets no CPU for a while takes a link for silent.
 TEST_F(StreamPlanTest, BehindItsTimeALoadIsNotGivenUpBecauseNothingCameForAMoment)
 {
