@@ -72,17 +72,21 @@ static double end_ns(const cg_controller_input *in, size_t n_load, double load_n
     return (waits ? larger(load_ns, in->engine_ns) : load_ns) + recompute_ns(in, n_tokens);
 }
 
-/* What a cut costs: the time to the end, and that of others which are loaded while the engine
- * computes the rest, for they wait until that is done. To be late costs a budget more. */
+/* What a cut costs: the time to the end. If that is too late, or there is no budget, also what
+ * others wait for that are loaded while the engine computes the rest; and each that is late by it
+ * costs what there was left of the budget. */
 static double cost_ns(const cg_controller_input *in, size_t n_load, double load_ns, double n_tokens)
 {
-    const bool has_budget = in->policy == CG_POLICY_TTFT_BUDGET,
-               may_hold_up = takes_turns(in, n_load);
-    const double budget_ns = (double)in->budget_ns, ns = end_ns(in, n_load, load_ns, n_tokens),
+    const bool has_budget = in->policy == CG_POLICY_TTFT_BUDGET;
+    const double budget_ns = (double)in->budget_ns, late_ns = has_budget ? budget_ns : 0,
+                 ns = end_ns(in, n_load, load_ns, n_tokens),
                  from_ns = larger(load_ns, in->engine_ns), queue_ns = queue_end_ns(in);
-    const double late_ns = has_budget && ns > budget_ns ? budget_ns : 0;
+    if (has_budget && ns <= budget_ns) /* who waits until then is in time, too */
+        return ns;
     double sum_ns = ns + late_ns;
-    for (uint32_t i = 1; i <= in->queued_loads && may_hold_up && from_ns < queue_ns; i++) {
+    if (!takes_turns(in, n_load) || from_ns >= queue_ns)
+        return sum_ns;
+    for (uint32_t i = 1; i <= in->queued_loads; i++) {
         const double other_ns = queue_ns * i / in->queued_loads;
         if (other_ns >= from_ns && other_ns < ns)
             sum_ns += ns - other_ns + (other_ns <= budget_ns ? late_ns : 0);

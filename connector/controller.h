@@ -8,15 +8,17 @@
  *
  * ttft_budget (time to first token): each chunk gets the finest level with which it and all that
  * remain still end in time. If no level ends in time, part of the prompt is recomputed. It is cut
- * where the total time is least, and what is loaded gets the finest levels that still fit before
- * the recomputing.
- * min_delay: the least total time over the same choices, whatever the budget.
- * A chunk or more is recomputed behind what the engine still has to compute. Fewer tokens it takes
- * into its next step. Others that are loaded while the engine computes wait until that is done:
- * what they wait counts as this request's own time does, and whoever is late by it, this one or
- * another, as a budget more. Others are taken to have the same budget. (paper knows nothing of the
- * engine.) While the link's speed is unknown, all is loaded, at L2 or what is nearest to it
- * (min_delay: L3).
+ * where that costs least, and what is loaded gets the finest levels that still fit before the
+ * recomputing.
+ * min_delay: the least cost over the same choices, whatever the budget.
+ *
+ * The cost is the total time. A chunk or more is recomputed behind what the engine still has to
+ * compute. (Fewer tokens it takes into its next step.) Others that are loaded while the engine
+ * computes wait until that is done. Unless this request is in time by the cut, what they wait
+ * counts as its own time does; and each that is late by it, this one or another, costs what is left
+ * of the budget. Others are taken to have as much left. (paper knows nothing of the engine.)
+ *
+ * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
  *
  * A load with a budget goes by these levels only where it cannot read coarse first and refine
  * (connector/extents.h). A look-up goes by them to tell how much of the prompt is loaded.

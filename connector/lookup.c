@@ -91,6 +91,7 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
         cg_link_promised(rt->link, last_key(&l->prefix), cg_now_ns(), &promised_decode_ns);
     const cg_speeds *speeds = cg_runtime_speeds(rt);
     const cg_wanted own = cg_stream_wanted(&rt->stream_plan);
+    const int64_t n_loads = promised.n_loads + speeds->others.n_loads + own.n_loads;
     cg_controller_input input = {
         .policy = (cg_policy)l->op.connector->config->policy,
         .chunks = all,
@@ -99,7 +100,7 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
         .link_bps = cg_estimator_bps(&speeds->link),
         .link_hope = cg_estimator_hope(&speeds->link),
         .queued_bytes = promised.bytes + speeds->others.bytes + own.bytes,
-        .queued_loads = (uint32_t)(promised.n_loads + speeds->others.n_loads + own.n_loads),
+        .queued_loads = n_loads > 0 ? (uint32_t)n_loads : 0,
         .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
         .recompute = cg_speeds_recompute(speeds),
         .engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),

@@ -254,7 +254,7 @@ static void queue_add(queue *before, const cg_stream *stream, const cg_speeds *s
     }
 }
 
-/* Until the engine can begin with what a stream has not lost yet. */
+/* How long the engine computes other things before it can begin with this stream. */
 static double engine_before_ns(const cg_stream *stream, const outlook *o)
 {
     return later(o->engine_ns - cg_stream_lost_ns(stream, o->speeds), 0);
@@ -291,15 +291,21 @@ static held_up held_up_by(const cg_stream *given_up, const outlook *o, cut at)
     return others;
 }
 
-/* Predicts of all streams when they have what they must have. */
+/* Predicts of all streams when they have what they must have. What has arrived waits for decoding
+ * alone. */
 static void predict(const outlook *o)
 {
     queue before = first_in_queue(o->plan, o->speeds);
+    double here_ns = before.decoding_ns;
     for (cg_stream *stream = cg_stream_after(o->plan, NULL); stream != NULL;
          stream = cg_stream_after(o->plan, stream)) {
+        const double others_ns = before.decode_ns;
         if (!stream->is_cancelled)
             queue_add(&before, stream, o->speeds);
-        stream->predicted_ns = later(before.bytes * 8e9 / o->link_bps, before.decode_ns);
+        if (cg_stream_has_all(stream))
+            stream->predicted_ns = here_ns += before.decode_ns - others_ns;
+        else
+            stream->predicted_ns = later(before.bytes * 8e9 / o->link_bps, before.decode_ns);
     }
 }
 
@@ -416,21 +422,24 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     return NULL;
 }
 
-/* What those that are put off beyond their time would have the engine compute. */
+/* What the engine would have to compute of those that go on beyond their time. */
 static double put_off_ns(const outlook *o)
 {
     double ns = 0;
     for (const cg_stream *stream = o->plan->streams; stream != NULL; stream = stream->next)
-        if (stream->computed_by_ns > 0 && !stream->is_cancelled && !cg_stream_has_all(stream))
-            ns += cg_stream_rest_ns(stream, cg_stream_first_missing(stream), o->speeds);
+        if (stream->computed_by_ns > 0 && o->now_ns >= stream->deadline_ns &&
+            stream->policy == CG_POLICY_TTFT_BUDGET && !stream->is_cancelled &&
+            !cg_stream_has_all(stream))
+            ns += cg_stream_rest_ns(stream, cg_stream_first_missing(stream), o->speeds) -
+                  cg_stream_lost_ns(stream, o->speeds);
     return ns;
 }
 
 /* Whether what a stream whose time is over has not got would be here sooner than the engine
- * computes it, or later by less than others would be held up; of a link that has fallen silent,
- * whether the engine cannot begin with it soon anyway. At most until the engine would have computed
- * it, had it been given up when first asked, and those before it: others may go on coming before
- * it, over the link and on the engine. After predict(). */
+ * computes it, or later by less than others would be held up, or whether giving it up would make
+ * one late that is in time; of a link that has fallen silent, whether the engine cannot begin with
+ * it soon anyway. At most until the engine would have computed it and all that were put off before
+ * it: others may go on coming before it, over the link and on the engine. After predict(). */
 static bool is_worth_waiting(cg_stream *stream, const outlook *o, bool is_silent)
 {
     const double engine_ns = engine_before_ns(stream, o);
@@ -456,6 +465,7 @@ cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint
             continue;
         if (o.plan == NULL) {
             o = look_out(plan, speeds, now_ns);
+            o.link_bps = cg_estimator_bps(&speeds->link); /* a moment's silence says nothing yet */
             if (o.link_bps > 0)
                 predict(&o);
         }

@@ -23,10 +23,11 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
 /* A stream whose time is over; NULL: none. Each is returned once. The caller fails it at
  * cg_stream_first_missing(), so that it settles once what has arrived is decoded. The time goes on
- * as long as bytes arrive and what is missing comes sooner than the engine would compute it, or
- * later by less than others would be held up, and none that is in time would be late; and as long
- * as none arrive and the engine is busy. All that until it would have been computed, had it been
- * given up the first time, and those that went on before. */
+ * as long as bytes arrive and giving it up costs more than it gains: what is missing comes sooner
+ * than the engine would compute it, or later by less than others would be held up, or one that is
+ * in time would be late; and as long as none arrive and the engine is busy. At the latest it ends
+ * when the engine would have computed it, had it been given up the first time, and all that were
+ * put off before it. */
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 /* A stream that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
  * none. The caller fails it there. */

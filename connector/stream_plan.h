@@ -37,13 +37,12 @@
  * busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. While bytes arrive, and the engine would not have computed
- * by then what is missing, or others would lose more by that than is gained, that time is put off
- * by half a second: until, all in all, it would have been computed if it had been given up, and
- * what was put off before it. After its deadline it also ends when nothing has arrived for a while:
- * for half a second, or for twice the time that all bytes under way should take over the link as it
- * was measured; but not while the engine is busy for another half a second. Its reads are given up
- * then, and no others are begun.
+ * 7. A stream ends at a time of its own. While bytes arrive, and giving it up costs it and the
+ * others more than it gains, that time is put off by half a second, at the latest until the engine
+ * would have computed it and all that were put off before it. After its deadline it also ends when
+ * nothing has arrived for a while: for half a second, or for twice the time that all bytes under
+ * way should take over the link as it was measured; but not while the engine is busy for another
+ * half a second. Its reads are given up then, and no others are begun.
  *
  * Other loads read each chunk at one level. It is the one they were told (fixed), or the
  * controller's choice, made anew for each chunk whenever the link was measured (min_delay, paper).

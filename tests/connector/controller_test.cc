@@ -186,6 +186,8 @@ TEST_F(ControllerTest, WhoIsLoadedWhileTheEngineComputesCountsToo)
         {"the other would be late", CG_POLICY_TTFT_BUDGET, 4 * S, 1, 1, 0},
         {"three would", CG_POLICY_TTFT_BUDGET, 4 * S, 3, 1, 0},
         {"all are in time", CG_POLICY_TTFT_BUDGET, 6 * S, 3, 0, 0},
+        {"all of many are", CG_POLICY_TTFT_BUDGET, 6 * S, 40, 0, 0},
+        {"and need not hope for a faster link", CG_POLICY_TTFT_BUDGET, 6 * S, 40, 0, 2},
         {"it is late in any case, and waits for 2 s", CG_POLICY_TTFT_BUDGET, 1 * S, 1, 0, 0},
         {"the same, for 9", CG_POLICY_TTFT_BUDGET, S / 2, 3, 1, 0},
         {"for 2 s", CG_POLICY_MIN_DELAY, 0, 1, 0, 0},

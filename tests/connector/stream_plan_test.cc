@@ -1387,8 +1387,14 @@ TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereBytesArriveAndComputingTakes
 // next, and seven went at once, each of them sure that it would be computed next.
 TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGains)
 {
-    for (const size_t n_others : {0, 1, 3}) {
-        SCOPED_TRACE(n_others);
+    const struct {
+        size_t n_others;
+        uint64_t other_s;
+        bool are_cancelled, goes_on;
+    } cases[] = {{0, 1, false, false}, {1, 1, false, false}, {3, 1, false, true},
+                 {3, 1, true, false},  {1, 4, false, true},  {1, 9, false, false}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(testing::Message() << c.n_others << " of " << c.other_s);
         Stream late(10, 2 * SECOND);
         std::vector<std::unique_ptr<Stream>> others;
         start(16, 1000000 * KB);
@@ -1397,41 +1403,42 @@ TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereGivingItUpWouldCostOthersMor
         add(&late);
         late.s.is_late = true;
         late.s.ends_at_ns = 5 * SECOND / 2;
-        for (size_t i = 0; i < n_others; i++) {
-            others.push_back(std::make_unique<Stream>(1, SECOND, CG_L3));
+        begin_all(2 * SECOND);
+        ended(1, true, 5 * SECOND / 2 - 1);
+        for (size_t i = 0; i < c.n_others; i++) {
+            others.push_back(std::make_unique<Stream>(1, c.other_s * SECOND, CG_L3));
             others.back()->s.sizes[0].bytes[CG_L3] = KB;
             add(others.back().get());
+            others.back()->s.is_cancelled = c.are_cancelled;
         }
-        begin_all(2 * SECOND);
-        ended(plan.last_id, true, 5 * SECOND / 2 - 1);
-        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2),
-                  n_others == 3 ? nullptr : &late.s);
-        if (n_others < 3)
-            continue;
-        for (const auto &other : others)
-            other->s.is_cancelled = true;
-        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, late.s.ends_at_ns), &late.s);
+        late.s.is_late = true;
+        EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2), c.goes_on ? nullptr : &late.s);
     }
 }
 
 TEST_F(StreamPlanTest, LoadsThatGoOnBehindTheirTimeCountWhatTheEngineWouldComputeOfTheOthers)
 {
-    Stream a(10, 2 * SECOND), b(10, 2 * SECOND);
-    start(16, 1000000 * KB);
-    link(100e3); // each takes 10 s, or 25.6 to compute
-    speeds.configured_tokens_per_s = 100;
-    add(&a);
-    add(&b);
-    a.s.ends_at_ns = b.s.ends_at_ns = 5 * SECOND / 2;
-    begin_all(2 * SECOND);
-    ended(1, true, 5 * SECOND / 2 - 1);
-    EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2), nullptr);
-    const double first_s =
-                     1e-9 * static_cast<double>(std::min(a.s.computed_by_ns, b.s.computed_by_ns)),
-                 last_s =
-                     1e-9 * static_cast<double>(std::max(a.s.computed_by_ns, b.s.computed_by_ns));
-    EXPECT_NEAR(first_s, 28.1, 0.1);
-    EXPECT_NEAR(last_s, 53.7, 0.2);
+    for (const bool is_shorter : {false, true}) {
+        SCOPED_TRACE(is_shorter);
+        Stream a(10, 2 * SECOND), b(10, 2 * SECOND), gone(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(100e3); // each takes 10 s, or 25.6 to compute
+        speeds.configured_tokens_per_s = 100;
+        for (Stream *stream : {&a, &b, &gone}) {
+            add(stream);
+            stream->s.ends_at_ns = 5 * SECOND / 2;
+        }
+        gone.s.computed_by_ns = 1;
+        gone.s.is_cancelled = true;
+        begin_all(2 * SECOND);
+        ended(1, true, 5 * SECOND / 2 - 1);
+        if (is_shorter) // half of it is the engine's already, and counts once
+            cg_stream_failed(&a.s, 5);
+        cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2);
+        const auto [first_ns, last_ns] = std::minmax({a.s.computed_by_ns, b.s.computed_by_ns});
+        EXPECT_NEAR(static_cast<double>(first_ns), 28.1e9, 0.2e9);
+        EXPECT_NEAR(static_cast<double>(last_ns), 53.7e9, 0.2e9);
+    }
 }
 
 // A thread that gets no CPU for a while takes a link for silent.
