@@ -51,10 +51,15 @@ static double recompute_ns(const cg_controller_input *in, double n_tokens)
     return cg_prefill_ns(in->recompute, n_tokens, in->end_token);
 }
 
-/* When what others must have has been read and decoded. */
-static double queue_end_ns(const cg_controller_input *in)
+/* When a reader and a decoder that works behind it end. */
+typedef struct pipeline {
+    double read_end_ns, decode_end_ns;
+} pipeline;
+
+/* It begins when what others must have has been read and decoded. */
+static pipeline pipeline_behind_others(const cg_controller_input *in)
 {
-    return larger(in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns);
+    return (pipeline){in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns};
 }
 
 /* Whether so much is recomputed behind n_load chunks that the engine takes turns for it. */
@@ -80,7 +85,9 @@ static double cost_ns(const cg_controller_input *in, size_t n_load, double load_
     const bool has_budget = in->policy == CG_POLICY_TTFT_BUDGET;
     const double budget_ns = (double)in->budget_ns, late_ns = has_budget ? budget_ns : 0,
                  ns = end_ns(in, n_load, load_ns, n_tokens),
-                 from_ns = larger(load_ns, in->engine_ns), queue_ns = queue_end_ns(in);
+                 from_ns = larger(load_ns, in->engine_ns);
+    const pipeline others = pipeline_behind_others(in);
+    const double queue_ns = larger(others.read_end_ns, others.decode_end_ns);
     if (has_budget && ns <= budget_ns) /* who waits until then is in time, too */
         return ns;
     double sum_ns = ns + late_ns;
@@ -92,17 +99,6 @@ static double cost_ns(const cg_controller_input *in, size_t n_load, double load_
             sum_ns += ns - other_ns + (other_ns <= budget_ns ? late_ns : 0);
     }
     return sum_ns;
-}
-
-/* When a reader and a decoder that works behind it end. */
-typedef struct pipeline {
-    double read_end_ns, decode_end_ns;
-} pipeline;
-
-/* It begins when what others must have has been read and decoded. */
-static pipeline pipeline_behind_others(const cg_controller_input *in)
-{
-    return (pipeline){in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns};
 }
 
 static void pipeline_add(pipeline *p, double read, double decode)

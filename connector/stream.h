@@ -66,12 +66,13 @@ struct cg_stream {
     bool is_decided;             /* levels were chosen with the link's speed known: */
     uint32_t decided_generation; /* of the estimator */
     double link_ns;              /* its reads' share of the time in which the link was busy */
-    uint64_t computed_by_ns; /* by the engine, had it been given up when its time was first over; 0:
-                                it is not; stream_exit.c's */
-    double predicted_ns;     /* from when it was asked last, until it has what must arrive of it;
-                                connector/stream_exit.c's */
-    uint64_t dropped_bytes;  /* arrived, and not decoded */
-    uint8_t *levels;         /* [n_chunks] the first choice of the owner */
+    uint64_t computed_by_ns;    /* by the engine, had it been given up when its time was first over,
+                                   and all that were put off before it; 0: it is not;
+                                   connector/stream_exit.c's */
+    double predicted_ns;        /* from when it was asked last, until it has what must arrive of it;
+                                   connector/stream_exit.c's */
+    uint64_t dropped_bytes;     /* arrived, and not decoded */
+    uint8_t *levels;            /* [n_chunks] the first choice of the owner */
     cg_controller_chunk *sizes; /* [n_chunks]; the owner sets them */
     cg_stream_chunk *chunks;    /* [n_chunks] */
 };

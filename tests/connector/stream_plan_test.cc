@@ -101,6 +101,17 @@ class StreamPlanTest : public testing::Test
                    ? static_cast<int>(index)
                    : -1;
     }
+    // So many others, loaded in a moment at a fixed level.
+    std::vector<std::unique_ptr<Stream>> add_small(size_t n, uint64_t deadline_ns)
+    {
+        std::vector<std::unique_ptr<Stream>> streams;
+        for (size_t i = 0; i < n; i++) {
+            streams.push_back(std::make_unique<Stream>(1, deadline_ns, CG_L3));
+            streams.back()->s.sizes[0].bytes[CG_L3] = KB;
+            add(streams.back().get());
+        }
+        return streams;
+    }
     // The chunk from which a load is given up; -1: none is.
     int cut(uint64_t now_ns = 0)
     {
@@ -1117,16 +1128,11 @@ TEST_F(StreamPlanTest, ALateLoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGa
     for (const size_t n_others : {0, 1, 2}) {
         SCOPED_TRACE(n_others);
         Stream late(10, 2 * SECOND);
-        std::vector<std::unique_ptr<Stream>> others;
         start(16, 1000000 * KB);
         link(100e3);                          // it takes 10 s
         speeds.configured_tokens_per_s = 640; // or 4 s, in which the others wait 4 s each
         add(&late);
-        for (size_t i = 0; i < n_others; i++) {
-            others.push_back(std::make_unique<Stream>(1, SECOND, CG_L3));
-            others.back()->s.sizes[0].bytes[CG_L3] = KB;
-            add(others.back().get());
-        }
+        const auto others = add_small(n_others, SECOND);
         EXPECT_EQ(cut(1900 * MS), n_others == 2 ? -1 : 0);
         for (const auto &other : others)
             other->s.is_cancelled = true;
@@ -1149,17 +1155,12 @@ TEST_F(StreamPlanTest, NoLoadIsGivenUpWhereThatMakesMoreOfThemLate)
         SCOPED_TRACE(testing::Message()
                      << c.budget_s << " s, " << c.n_others << " of " << c.other_s);
         Stream late(10, c.budget_s * SECOND);
-        std::vector<std::unique_ptr<Stream>> others;
         start(16, 1000000 * KB);
         link(100e3);
         speeds.configured_tokens_per_s = 640;
         add(&late);
         late.s.is_late = true; // as the plan has it, even over a link twice as fast: it goes last
-        for (size_t i = 0; i < c.n_others; i++) {
-            others.push_back(std::make_unique<Stream>(1, c.other_s * SECOND, CG_L3));
-            others.back()->s.sizes[0].bytes[CG_L3] = KB;
-            add(others.back().get());
-        }
+        const auto others = add_small(c.n_others, c.other_s * SECOND);
         EXPECT_EQ(cut(), c.want);
         for (const auto &other : others)
             other->s.is_cancelled = true;
@@ -1396,7 +1397,6 @@ TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereGivingItUpWouldCostOthersMor
     for (const auto &c : cases) {
         SCOPED_TRACE(testing::Message() << c.n_others << " of " << c.other_s);
         Stream late(10, 2 * SECOND);
-        std::vector<std::unique_ptr<Stream>> others;
         start(16, 1000000 * KB);
         link(100e3); // it takes 10 s, or 4 to compute
         speeds.configured_tokens_per_s = 640;
@@ -1405,12 +1405,9 @@ TEST_F(StreamPlanTest, BehindItsTimeALoadGoesOnWhereGivingItUpWouldCostOthersMor
         late.s.ends_at_ns = 5 * SECOND / 2;
         begin_all(2 * SECOND);
         ended(1, true, 5 * SECOND / 2 - 1);
-        for (size_t i = 0; i < c.n_others; i++) {
-            others.push_back(std::make_unique<Stream>(1, c.other_s * SECOND, CG_L3));
-            others.back()->s.sizes[0].bytes[CG_L3] = KB;
-            add(others.back().get());
-            others.back()->s.is_cancelled = c.are_cancelled;
-        }
+        const auto others = add_small(c.n_others, c.other_s * SECOND);
+        for (const auto &other : others)
+            other->s.is_cancelled = c.are_cancelled;
         late.s.is_late = true;
         EXPECT_EQ(cg_stream_overdue(&plan, &speeds, 5 * SECOND / 2), c.goes_on ? nullptr : &late.s);
     }

@@ -202,8 +202,9 @@ class Run
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_estimator_bps(&speeds_.link);
         input.link_hope = cg_estimator_hope(&speeds_.link);
-        input.queued_bytes = cg_stream_wanted(&plan_).bytes;
-        input.queued_loads = static_cast<uint32_t>(cg_stream_wanted(&plan_).n_loads);
+        const cg_wanted wanted = cg_stream_wanted(&plan_);
+        input.queued_bytes = wanted.bytes;
+        input.queued_loads = static_cast<uint32_t>(wanted.n_loads);
         input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
         input.recompute = model_.recompute;
         input.engine_ns = cg_stream_engine_ns(&plan_, &speeds_, now_ns());
