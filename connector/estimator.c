@@ -255,6 +255,7 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
             e->memory_bps > 0 ? MEMORY_KEEP * e->memory_bps + (1 - MEMORY_KEEP) * bps : bps;
         e->generation++;
     } else if (bytes > 0) {
+        meter->came_ns = now_ns;
         meter->bytes += (double)bytes;
         meter->ns += was_aside ? usual_ns(e, bytes, share_ns) : share_ns;
         if (!was_aside)

@@ -95,6 +95,7 @@ typedef struct cg_link_read {
 
 typedef struct cg_link_meter {
     uint64_t last_ns;   /* when the number of reads last changed */
+    uint64_t came_ns;   /* when bytes came over the link last; 0: never */
     double share_ns;    /* what a read would have had since the meter's start */
     uint32_t n_reading; /* that are not set aside */
     double bytes, ns;   /* of reads that are not yet a sample */

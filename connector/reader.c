@@ -70,7 +70,7 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
  * nobody reads the file again. */
 static void let_go(reader *r, uint64_t id, bool is_last)
 {
-    for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.depth; i++)
+    for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.window.depth; i++)
         if (r->held[i].id == id) {
             cg_reader_files_give(r->files, r->held[i].file, is_last ? 0 : cg_now_ns());
             r->held[i].id = 0;
@@ -311,7 +311,7 @@ static void begin_files(reader *r)
     if (files == NULL || c->config->io_cache != CG_IO_CACHED)
         return;
     r->is_far = cg_handle_is_far(c);
-    r->held = calloc(r->rt->stream_plan.depth, sizeof *r->held);
+    r->held = calloc(r->rt->stream_plan.window.depth, sizeof *r->held);
     if (r->held == NULL)
         return;
     r->files = files;
@@ -324,7 +324,7 @@ static void end_files(reader *r)
     int file;
     if (r->files == NULL)
         return;
-    for (uint32_t i = 0; i < r->rt->stream_plan.depth; i++)
+    for (uint32_t i = 0; i < r->rt->stream_plan.window.depth; i++)
         if (r->held[i].id != 0)
             cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
     cg_reader_files_end(r->files);
@@ -367,7 +367,7 @@ void *cg_load_reader(void *argument)
         rt->reader_io = NULL;
         if (queue_status != CG_OK) /* nothing will ever come out of this queue */
             cg_loads_refuse(rt, queue_status);
-        for (uint32_t i = 0; i < rt->stream_plan.depth; i++) {
+        for (uint32_t i = 0; i < rt->stream_plan.window.depth; i++) {
             const cg_stream_read *read = &rt->stream_plan.reads[i];
             if (read->id != 0) /* of a load that is done already; cg_io_free() cancels it */
                 cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, NULL, cg_now_ns());

@@ -57,6 +57,21 @@ void cg_stream_nest(cg_stream *stream)
         stream->chunks[i].is_nested = can_nest(&stream->sizes[i]);
 }
 
+uint64_t cg_stream_add_ns(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+double cg_stream_left_ns(uint64_t until_ns, uint64_t now_ns)
+{
+    return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
+}
+
+bool cg_stream_is_papers(const cg_stream *stream)
+{
+    return stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level;
+}
+
 bool cg_stream_is_anytime(const cg_stream *stream)
 {
     return stream->policy == CG_POLICY_TTFT_BUDGET && !stream->has_fixed_level;

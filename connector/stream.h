@@ -87,6 +87,13 @@ void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end);
  * taken for nested files. */
 void cg_stream_nest(cg_stream *stream);
 
+/* a + b, at most UINT64_MAX, which is never. */
+uint64_t cg_stream_add_ns(uint64_t a, uint64_t b);
+/* How long it is from now_ns to until_ns; negative: it is over. */
+double cg_stream_left_ns(uint64_t until_ns, uint64_t now_ns);
+
+/* Whether its levels are chosen as the paper has it: a chunk at a time. */
+bool cg_stream_is_papers(const cg_stream *stream);
 /* Whether it reads coarse first and refines; else each chunk has one level. */
 bool cg_stream_is_anytime(const cg_stream *stream);
 /* Whether chunk_index is wanted still. */

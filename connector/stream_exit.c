@@ -15,16 +15,6 @@ static const double HOPE = 2;         /* the link may become so many times faste
 static const double SOME_HOPE = 1.2,
                     GREAT_HOPE = 3.5; /* the same with min_delay: is the link known? */
 
-static uint64_t add_ns(uint64_t a, uint64_t b)
-{
-    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
-static double left_ns(uint64_t until_ns, uint64_t now_ns)
-{
-    return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
-}
-
 static double later(double a, double b)
 {
     return a > b ? a : b;
@@ -38,14 +28,15 @@ static uint64_t whole_ns(double ns)
 void cg_stream_engine_told(cg_stream_plan *plan, double ns, uint64_t now_ns)
 {
     plan->is_engine_told = true;
-    plan->engine_until_ns = add_ns(add_ns(now_ns, whole_ns(ns)), plan->engine_untold_ns);
+    plan->engine_until_ns =
+        cg_stream_add_ns(cg_stream_add_ns(now_ns, whole_ns(ns)), plan->engine_untold_ns);
 }
 
 void cg_stream_engine_add(cg_stream_plan *plan, double ns, uint64_t now_ns)
 {
     if (plan->engine_until_ns < now_ns)
         plan->engine_until_ns = now_ns;
-    plan->engine_until_ns = add_ns(plan->engine_until_ns, whole_ns(ns));
+    plan->engine_until_ns = cg_stream_add_ns(plan->engine_until_ns, whole_ns(ns));
 }
 
 uint64_t cg_stream_engine_lost(cg_stream_plan *plan, const cg_stream *stream,
@@ -64,7 +55,7 @@ void cg_stream_engine_known(cg_stream_plan *plan, uint64_t lost_ns)
 
 double cg_stream_engine_ns(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    double ns = later(left_ns(plan->engine_until_ns, now_ns), 0);
+    double ns = later(cg_stream_left_ns(plan->engine_until_ns, now_ns), 0);
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         if (!stream->is_cancelled)
             ns += cg_stream_lost_ns(stream, speeds);
@@ -74,7 +65,7 @@ double cg_stream_engine_ns(const cg_stream_plan *plan, const cg_speeds *speeds, 
 void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_ns)
 {
     const double link_bps = cg_estimator_bps(&speeds->link);
-    const double left = left_ns(stream->deadline_ns, now_ns);
+    const double left = cg_stream_left_ns(stream->deadline_ns, now_ns);
     double bytes = 0;
     stream->silent_from_ns = stream->deadline_ns;
     stream->ends_at_ns = UINT64_MAX;
@@ -94,7 +85,7 @@ void cg_stream_set_end(cg_stream *stream, const cg_speeds *speeds, uint64_t now_
 
 const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < plan->depth; i++) {
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
         cg_stream_read *read = &plan->reads[i];
         if (read->id != 0 && now_ns >= read->give_up_ns) {
             read->give_up_ns = UINT64_MAX;
@@ -284,7 +275,7 @@ static held_up held_up_by(const cg_stream *given_up, const outlook *o, cut at)
         const double ns = stream->predicted_ns;
         if (stream == given_up || stream->is_cancelled || ns < from_ns || ns >= end_ns)
             continue;
-        const double left = left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
+        const double left = cg_stream_left_ns(cg_stream_due_ns(stream, o->speeds), o->now_ns);
         others.ns += end_ns - ns;
         others.n_late += stream->policy == CG_POLICY_TTFT_BUDGET && ns <= left && left < end_ns;
     }
@@ -322,7 +313,7 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     double all_ns, hoped_ns, feared_ns;
     const double lost = cg_stream_lost_ns(stream, o->speeds);
     const double engine_ns = engine_before_ns(stream, o);
-    const double left = left_ns(stream->deadline_ns, o->now_ns);
+    const double left = cg_stream_left_ns(stream->deadline_ns, o->now_ns);
     const bool has_budget = stream->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(stream, o->speeds, o->link_bps, before, engine_ns, &all_ns);
     const cut safe = best_cut(stream, o->speeds, o->low_bps, before, engine_ns, &feared_ns);
@@ -335,8 +326,8 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
         return o->hope > 0 && pays && gain_ns > held_up_by(stream, o, here).ns;
     /* While the engine is busy, waiting costs nothing and giving up frees nothing. */
     const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
-    if (o->is_silent && !can_wait && left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
-        feared_ns > left_ns(stream->ends_at_ns, o->now_ns)) {
+    if (o->is_silent && !can_wait && cg_stream_left_ns(stream->silent_from_ns, o->now_ns) <= lost &&
+        feared_ns > cg_stream_left_ns(stream->ends_at_ns, o->now_ns)) {
         const cut now = cut_now(stream, o);
         const double held_up_ns = held_up_by(stream, o, now).ns;
         if (all_ns - now.ns > held_up_ns || !(held_up_ns > 0 || stream->computed_by_ns > 0)) {
@@ -358,14 +349,14 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
  * the deadline. */
 static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t now_ns)
 {
-    const double left = left_ns(stream->deadline_ns, now_ns);
+    const double left = cg_stream_left_ns(stream->deadline_ns, now_ns);
     uint64_t in_ns = (uint64_t)((left < 0 ? -left : left) / CHECKS);
     if (in_ns < LEAST_CHECK_MS * UINT64_C(1000000))
         in_ns = LEAST_CHECK_MS * UINT64_C(1000000);
     if (left > 0 && left < (double)in_ns)
         in_ns = (uint64_t)left;
-    if (add_ns(now_ns, in_ns) < plan->check_ns)
-        plan->check_ns = add_ns(now_ns, in_ns);
+    if (cg_stream_add_ns(now_ns, in_ns) < plan->check_ns)
+        plan->check_ns = cg_stream_add_ns(now_ns, in_ns);
 }
 
 /* A stream that may be cut: one that chooses its levels, for the product's own policies. */
@@ -447,7 +438,7 @@ static bool is_worth_waiting(cg_stream *stream, const outlook *o, bool is_silent
     if (!may_be_cut(stream) || !(cg_speeds_recompute(o->speeds).tokens_per_s > 0))
         return false;
     if (stream->computed_by_ns == 0)
-        stream->computed_by_ns = add_ns(o->now_ns, whole_ns(now.ns + put_off_ns(o)));
+        stream->computed_by_ns = cg_stream_add_ns(o->now_ns, whole_ns(now.ns + put_off_ns(o)));
     if (o->now_ns >= stream->computed_by_ns)
         return false;
     if (is_silent || !(o->link_bps > 0)) /* it may be dead: only what costs nothing */

@@ -3,31 +3,16 @@
 #include "codec/chunk.h"
 #include "connector/quality.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    WINDOW_MS = 60,               /* of the link, under way at most, and two round trips more, */
-    NEAR_WINDOW_MS = 30,          /* of a near store */
-    WINDOW_CHUNKS = 3,            /* of a far store, unless that is more or the link needs more */
-    STORE_MS = 2,                 /* that a far store may take besides the round trip */
-    MIN_READS = 2,                /* that may be more than that */
-    FIRST_READS = 4,              /* while nothing was measured of the link */
-    RANGE_MS = 30,                /* of the link, in one range */
-    PAGE_BYTES = 4096,            /* ranges begin on pages */
-    LEAST_RANGE = 8 << 10,        /* a smaller one is nothing but opening the file */
-    LEAST_FAR_RANGE = PAGE_BYTES, /* of a file that is open: the first chunk is there sooner */
-    RANGE = 1 << 20,
-    FIRST_RANGE = 16 << 10, /* while nothing was measured of the link */
-    MANY_ITEMS = 64,        /* with more than so many chunks a plan stands for a while */
+    MANY_ITEMS = 64, /* with more than so many chunks a plan stands for a while */
     STANDS_MS = 5,
     MOST_ITEMS = 2048,  /* with more it stands longer */
     STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
-    SILENT_MS = 500,          /* a load that is late may wait so long for the next bytes */
-    IDLE_MS = 500,            /* a link that was idle for so long may have become another one: */
-    FIRST_WINDOW = 128 << 10, /* so much is under way then, and twice as much as came since */
+    SILENT_MS = 500, /* a load that is late may wait so long for the next bytes */
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
@@ -36,25 +21,15 @@ static const double HOPE = 2;                /* the link may become so many time
 static const double QUIET_NS = 50e6;         /* a round trip may take so long */
 static const double STALL = 2; /* a link that is quiet for so many times what is under way */
 
-static uint64_t add_ns(uint64_t a, uint64_t b)
-{
-    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-static double left_ns(uint64_t until_ns, uint64_t now_ns)
-{
-    return until_ns > now_ns ? (double)(until_ns - now_ns) : -(double)(now_ns - until_ns);
-}
-
 cg_status cg_stream_plan_init(cg_stream_plan *plan, uint32_t depth, uint64_t staging_bytes,
                               uint64_t read_timeout_ns)
 {
-    *plan = (cg_stream_plan){.depth = depth,
+    *plan = (cg_stream_plan){.window.depth = depth,
                              .staging_bytes = staging_bytes,
                              .read_timeout_ns = read_timeout_ns,
                              .check_ns = UINT64_MAX,
@@ -136,7 +111,7 @@ static void forget_stream(cg_stream_plan *plan, const cg_stream *stream)
 
 void cg_stream_end_reads(cg_stream_plan *plan, const cg_stream *stream, uint64_t until_ns)
 {
-    for (uint32_t i = 0; i < plan->depth; i++) {
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
         cg_stream_read *read = &plan->reads[i];
         const bool waits = read->give_up_ns > until_ns && read->give_up_ns < UINT64_MAX;
         if (read->id != 0 && read->stream == stream && waits)
@@ -197,9 +172,9 @@ static double expected_tokens(const cg_stream_plan *plan, uint64_t now_ns)
 static double quiet_ns(const cg_stream_plan *plan, uint64_t now_ns)
 {
     uint64_t since_ns = plan->quiet_since_ns;
-    if (plan->n_reading == 0)
+    if (plan->window.n_reading == 0)
         return 0;
-    for (uint32_t i = 0; i < plan->depth; i++)
+    for (uint32_t i = 0; i < plan->window.depth; i++)
         if (plan->reads[i].id != 0 && plan->reads[i].submitted_ns > since_ns)
             return 0; /* and what was asked for before is answered soon, or late for all */
     return now_ns > since_ns ? (double)(now_ns - since_ns) : 0;
@@ -209,7 +184,7 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
                           bool *is_bound_out)
 {
     const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
-    const double bits = 8 * (double)plan->bytes_reading;
+    const double bits = 8 * (double)plan->window.bytes_reading;
     *is_bound_out = false;
     if (quiet <= QUIET_NS || (bps > 0 && quiet * bps < STALL * bits * 1e9))
         return bps;
@@ -221,10 +196,12 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
 
 uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream)
 {
-    if (plan->n_reading == 0 || stream->silent_from_ns == UINT64_MAX || cg_stream_has_all(stream))
+    if (plan->window.n_reading == 0 || stream->silent_from_ns == UINT64_MAX ||
+        cg_stream_has_all(stream))
         return UINT64_MAX;
-    return add_ns(plan->alive_ns > stream->silent_from_ns ? plan->alive_ns : stream->silent_from_ns,
-                  plan->patience_ns);
+    return cg_stream_add_ns(plan->alive_ns > stream->silent_from_ns ? plan->alive_ns
+                                                                    : stream->silent_from_ns,
+                            plan->patience_ns);
 }
 
 double cg_stream_rest_ns(const cg_stream *stream, uint32_t chunk_index, const cg_speeds *speeds)
@@ -293,7 +270,8 @@ static void find_late(cg_stream_plan *plan, const cg_speeds *speeds, double link
                       uint64_t now_ns)
 {
     const double ns_per_byte = link_bps > 0 ? 8e9 / (HOPE * link_bps) : 0;
-    pipeline p = {.read_ns = ((double)plan->bytes_reading + speeds->others.bytes) * ns_per_byte};
+    pipeline p = {.read_ns =
+                      ((double)plan->window.bytes_reading + speeds->others.bytes) * ns_per_byte};
     const cg_stream *last = NULL;
     for (cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
         last = cg_stream_is_anytime(stream) ? stream : last;
@@ -303,8 +281,9 @@ static void find_late(cg_stream_plan *plan, const cg_speeds *speeds, double link
          stream = stream != last ? stream->next : NULL) {
         pipeline with = p;
         add_stream(&with, stream, speeds, ns_per_byte);
-        stream->is_late = cg_stream_is_anytime(stream) &&
-                          with.decoded_ns > left_ns(cg_stream_due_ns(stream, speeds), now_ns);
+        stream->is_late =
+            cg_stream_is_anytime(stream) &&
+            with.decoded_ns > cg_stream_left_ns(cg_stream_due_ns(stream, speeds), now_ns);
         if (!stream->is_late && !stream->is_cancelled)
             p = with;
     }
@@ -373,19 +352,14 @@ static void fill_item(cg_extents_chunk *item, const cg_stream *stream, uint32_t 
     item->asked = cg_stream_level_in(stream, index, chunk->asked_bytes);
 }
 
-static bool is_papers(const cg_stream *stream)
-{
-    return stream->policy == CG_POLICY_PAPER && !stream->has_fixed_level;
-}
-
 /* How many chunks with something to read the plan needs. Where no stream's reads depend on what is
  * behind them, so many as may be under way at once do. */
 static size_t items_needed(const cg_stream_plan *plan)
 {
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        if (!stream->has_fixed_level && !is_papers(stream))
+        if (!stream->has_fixed_level && !cg_stream_is_papers(stream))
             return SIZE_MAX;
-    return plan->depth;
+    return plan->window.depth;
 }
 
 /* Lists what is wanted and not yet decoded, as far as it is needed. Sets decode_at_ns of the
@@ -424,7 +398,8 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
                 continue;
             if (plan->n_items == most)
                 return decoding_ns; /* others are planned when some of these are done */
-            fill_item(item, stream, i, n_behind, speeds, left_ns(until_ns, now_ns), now_ns);
+            fill_item(item, stream, i, n_behind, speeds, cg_stream_left_ns(until_ns, now_ns),
+                      now_ns);
             item->load = load;
             plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
             needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;
@@ -467,34 +442,6 @@ static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
            now_ns < plan->planned_at_ns + stands_ns(plan);
 }
 
-static bool is_far(const cg_speeds *speeds)
-{
-    return speeds->latency_ns >= CG_FAR_NS;
-}
-
-/* What must be under way for the link to be busy. */
-static double busy_bytes(const cg_speeds *speeds, double link_bps)
-{
-    return link_bps / 8 * (STORE_MS / 1e3 + 2 * speeds->latency_ns / 1e9);
-}
-
-static double most_window_bytes(const cg_speeds *speeds, double link_bps)
-{
-    const double s = (is_far(speeds) ? WINDOW_MS : NEAR_WINDOW_MS) / 1e3;
-    return link_bps / 8 * (s + 2 * speeds->latency_ns / 1e9);
-}
-
-/* How much may be under way, of chunks of which chunk_bytes must arrive. Reads that share the link
- * end together. So of a far store, what is more than the link needs to be busy only delays the
- * first chunks, and decoding with them. */
-static double full_window_bytes(const cg_speeds *speeds, double link_bps, uint64_t chunk_bytes)
-{
-    const double most = most_window_bytes(speeds, link_bps);
-    const double chunks = WINDOW_CHUNKS * (double)chunk_bytes, busy = busy_bytes(speeds, link_bps);
-    const double bytes = chunks > busy ? chunks : busy;
-    return !is_far(speeds) || bytes > most ? most : bytes;
-}
-
 /* What must arrive of expected streams, as of those that are planned. */
 static void add_expected(cg_stream_plan *plan, uint64_t now_ns)
 {
@@ -512,59 +459,26 @@ static void add_expected(cg_stream_plan *plan, uint64_t now_ns)
     }
 }
 
-/* The link's speed as far as it was measured, 0: not at all. What was only told may be wrong by
- * any factor, so no reads are staked on it. */
-static double measured_bps(const cg_speeds *speeds)
-{
-    if (speeds->link.n_samples == 0)
-        return speeds->link.memory_bps;
-    return cg_estimator_bps(&speeds->link);
-}
-
-/* Forgets what came before the link was idle. Others may have measured it since. */
-static void note_idle(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
-{
-    const cg_estimator *link = &speeds->link;
-    const uint64_t idle_ns = IDLE_MS * UINT64_C(1000000);
-    uint64_t last_ns = link->n_samples > 0 ? link->samples[link->n_samples - 1].at_ns : 0;
-    if (plan->came_ns > last_ns)
-        last_ns = plan->came_ns;
-    if (now_ns > plan->came_ns + idle_ns)
-        plan->bytes_since_idle = 0;
-    if (plan->n_reading == 0 && now_ns > last_ns + idle_ns)
-        plan->idle_added = link->n_added;
-    if (plan->n_reading == 0 && now_ns > plan->alive_ns + idle_ns)
-        plan->n_from_memory = 0;
-}
-
-/* Whether the estimate is of before the link was idle: so few samples since don't change it. Where
- * what is read comes from memory there are none. */
-static bool is_untried(const cg_stream_plan *plan, const cg_speeds *speeds)
-{
-    return measured_bps(speeds) > 0 && plan->n_from_memory < CG_ESTIMATOR_DROP_SAMPLES &&
-           speeds->link.n_added - plan->idle_added < CG_ESTIMATOR_DROP_SAMPLES;
-}
-
 /* What is to be planned, as things are now. */
 static void begin_plan(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
     bool is_bound;
-    note_idle(plan, speeds, now_ns);
+    cg_stream_window_note_idle(&plan->window, speeds, plan->alive_ns, now_ns);
     const double link_bps = cg_stream_link_bps(plan, speeds, now_ns, &is_bound);
     const double low_bps = cg_estimator_low_bps(&speeds->link, now_ns);
     find_late(plan, speeds, link_bps, now_ns);
     plan->is_link_known = link_bps > 0;
-    plan->input =
-        (cg_extents_input){.chunks = plan->items,
-                           .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
-                           .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
-                           .is_untried = is_untried(plan, speeds),
-                           .queued_bytes = (double)plan->bytes_reading + speeds->others.bytes,
-                           .decoding_ns = fill_items(plan, speeds, now_ns)};
+    plan->input = (cg_extents_input){
+        .chunks = plan->items,
+        .link_bps = link_bps > 0 ? link_bps : 1, /* then only floors */
+        .low_bps = low_bps > 0 && low_bps < link_bps ? low_bps : link_bps,
+        .is_untried = cg_stream_window_is_untried(&plan->window, speeds),
+        .queued_bytes = (double)plan->window.bytes_reading + speeds->others.bytes,
+        .decoding_ns = fill_items(plan, speeds, now_ns)};
     plan->input.n_chunks = plan->n_items;
     if (plan->n_items > 0)
         plan->input.window_bytes =
-            full_window_bytes(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
+            cg_stream_full_window(speeds, link_bps, plan->items[0].bytes[plan->items[0].floor]);
     if (plan->input.is_untried && plan->input.low_bps > plan->input.link_bps / UNTRIED_DOUBT)
         plan->input.low_bps = plan->input.link_bps / UNTRIED_DOUBT;
     if (!(plan->input.low_bps > 0))
@@ -645,84 +559,9 @@ bool cg_stream_plan_is_due(const cg_stream_plan *plan)
 
 /* ---- reads ---- */
 
-/* The window of a stream's reads: of the next of a chunk's. */
-static double window_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
-                           const cg_speeds *speeds, double link_bps)
-{
-    const uint8_t level = cg_stream_must_level(stream, index);
-    const uint64_t must_bytes = stream->sizes[index].bytes[level];
-    const double window = is_papers(stream) ? most_window_bytes(speeds, link_bps)
-                                            : full_window_bytes(speeds, link_bps, must_bytes);
-    if (!cg_stream_is_anytime(stream))
-        return window;
-    /* A link that is slower now brings what is under way before all that will be asked for. Where
-     * nothing is read but what must arrive, that is no loss. Less than keeps the link busy would be
-     * measured as a slow link. */
-    const double busy = busy_bytes(speeds, link_bps);
-    double sure = busy > FIRST_WINDOW ? busy : FIRST_WINDOW;
-    if (!plan->is_expecting)
-        sure += 2 * (double)plan->bytes_since_idle;
-    if (is_untried(plan, speeds) && stream->chunks[index].asked_bytes >= must_bytes)
-        sure = FIRST_WINDOW; /* what is busy, and how long this takes, is not known */
-    return window < sure ? window : sure;
-}
-
-/* A range of a far store, of most_bytes at most. Those that begin together are of different size:
- * alike they would end together, and the link would be idle for a round trip. They are whole pages.
- * So unless as many as there may be are two pages each, there are no more of them under way than
- * two of one page, two of two, and so on. */
-static double far_range(const cg_stream_plan *plan, double window, double most_bytes)
-{
-    double n = plan->depth;
-    if (window < 2 * PAGE_BYTES * n)
-        n = floor(2 * sqrt(window / PAGE_BYTES));
-    n = n < MIN_READS ? MIN_READS : n < plan->depth ? n : plan->depth;
-    const double largest = 2 * window / (n + 1);
-    if (plan->n_reading >= n)
-        return window / n < most_bytes ? window / n : most_bytes;
-    return (largest < most_bytes ? largest : most_bytes) * (plan->n_reading + 1) / n;
-}
-
-/* How large a range may be. Small ones cost round trips, and pay where the rest of a chunk may have
- * to be done without. */
-static uint64_t range_bytes(const cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
-                            const cg_speeds *speeds, double link_bps)
-{
-    if (is_papers(stream))
-        return UINT64_MAX / 2;
-    if (!(link_bps > 0))
-        return stream->has_fixed_level ? RANGE : FIRST_RANGE;
-    double bytes = RANGE;
-    const double most = link_bps / 8 * RANGE_MS / 1000;
-    /* A chunk of one level is of use only whole. */
-    if (cg_stream_is_anytime(stream) && !plan->planned.has_slack && bytes > most)
-        bytes = most;
-    const double window = window_bytes(plan, stream, index, speeds, link_bps);
-    if (is_far(speeds))
-        bytes = far_range(plan, window, bytes);
-    else if (cg_stream_is_anytime(stream) && bytes > window / MIN_READS)
-        bytes = window / MIN_READS; /* or those few that there are in any case would be more */
-    if (bytes >= RANGE)
-        return RANGE;
-    const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
-    return bytes > (double)least ? (uint64_t)bytes / PAGE_BYTES * PAGE_BYTES : least;
-}
-
-/* Where the next range of a chunk ends, which is to be read up to `to` at least. A range ends on a
- * page, unless the file ends. */
-static uint64_t range_end(const cg_stream *stream, uint32_t index, uint64_t to, uint64_t file_bytes,
-                          uint64_t range)
-{
-    const uint64_t from = stream->chunks[index].asked_bytes;
-    const uint64_t n = (to - from + range - 1) / range; /* alike, so that none is tiny */
-    to = from + (to - from + n - 1) / n;
-    to = (to + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    return to < file_bytes ? to : file_bytes;
-}
-
 static bool is_reading(const cg_stream_plan *plan, const cg_stream *stream)
 {
-    for (uint32_t i = 0; i < plan->depth; i++)
+    for (uint32_t i = 0; i < plan->window.depth; i++)
         if (plan->reads[i].id != 0 && plan->reads[i].stream == stream)
             return true;
     return false;
@@ -746,11 +585,11 @@ static bool any_decodable(const cg_stream_plan *plan)
 /* Whether there is memory for n_bytes more. Where only decoding makes room, it is asked for. */
 static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
 {
-    if (plan->bytes_reading + plan->bytes_held + plan->bytes_decoding + n_bytes <=
+    if (plan->window.bytes_reading + plan->bytes_held + plan->bytes_decoding + n_bytes <=
         plan->staging_bytes)
         return true;
     /* Something ends by itself and makes room. */
-    if (plan->n_reading > 0 || plan->bytes_decoding > 0)
+    if (plan->window.n_reading > 0 || plan->bytes_decoding > 0)
         return false;
     if (any_decodable(plan))
         plan->must_free_bytes = plan->bytes_held + n_bytes - plan->staging_bytes;
@@ -763,23 +602,19 @@ static bool has_memory(cg_stream_plan *plan, uint64_t n_bytes)
 static bool has_room(cg_stream_plan *plan, const cg_stream *stream, uint32_t index,
                      const cg_speeds *speeds, double link_bps, uint64_t n_bytes)
 {
-    if (plan->n_reading >= plan->depth || !has_memory(plan, n_bytes))
+    if (plan->window.n_reading >= plan->window.depth || !has_memory(plan, n_bytes))
         return false;
     /* What is behind it in the plan waits, too, so that loads by the paper's policy have one read
      * together. With one each more of them were late (tests/bench/results, "Streaming"). */
-    if (is_papers(stream) && is_reading(plan, stream))
+    if (cg_stream_is_papers(stream) && is_reading(plan, stream))
         return false;
-    /* A few are under way also where they are more than the window: or a slow link would stand
-     * still between two. */
-    return plan->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
-           (double)(plan->bytes_reading + n_bytes) <=
-               window_bytes(plan, stream, index, speeds, link_bps);
+    return cg_stream_window_has_room(&plan->window, stream, index, speeds, link_bps, n_bytes);
 }
 
 /* Twice what the link takes for all that is under way. */
 static uint64_t queued_ns(const cg_stream_plan *plan, double link_bps)
 {
-    const double ns = link_bps > 0 ? 2 * (double)plan->bytes_reading * 8e9 / link_bps : 0;
+    const double ns = link_bps > 0 ? 2 * (double)plan->window.bytes_reading * 8e9 / link_bps : 0;
     return (uint64_t)(ns < MOST_QUEUED_NS ? ns : MOST_QUEUED_NS);
 }
 
@@ -807,19 +642,19 @@ static const cg_stream_read *begin_read(cg_stream_plan *plan, cg_stream_ref ref,
     }
     chunk->asked_bytes = end_bytes;
     chunk->n_reads++;
-    if (plan->n_reading++ == 0) {
+    if (plan->window.n_reading++ == 0) {
         plan->quiet_since_ns = now_ns;
         if (!plan->has_failed)
             plan->alive_ns = now_ns;
     }
-    plan->bytes_reading += read->bytes;
+    plan->window.bytes_reading += read->bytes;
     const uint64_t least_ns = SILENT_MS * UINT64_C(1000000);
-    plan->patience_ns = queued_ns(plan, measured_bps(speeds));
+    plan->patience_ns = queued_ns(plan, cg_stream_measured_bps(speeds));
     if (plan->patience_ns < least_ns)
         plan->patience_ns = least_ns;
     /* Or when its stream ends (connector/stream_exit.h). */
-    read->give_up_ns =
-        add_ns(now_ns, plan->read_timeout_ns + queued_ns(plan, cg_estimator_bps(&speeds->link)));
+    read->give_up_ns = cg_stream_add_ns(
+        now_ns, plan->read_timeout_ns + queued_ns(plan, cg_estimator_bps(&speeds->link)));
     return read;
 }
 
@@ -840,7 +675,8 @@ static uint64_t sure_bytes(const cg_stream *stream, uint32_t index)
     const uint64_t half = stream->sizes[index].bytes[cg_stream_floor(stream, index)] / 2;
     if (stream->chunks[index].is_short)
         return CG_CHUNK_FIXED_BYTES;
-    return half < PAGE_BYTES ? PAGE_BYTES : half / PAGE_BYTES * PAGE_BYTES;
+    return half < CG_STREAM_PAGE_BYTES ? CG_STREAM_PAGE_BYTES
+                                       : half / CG_STREAM_PAGE_BYTES * CG_STREAM_PAGE_BYTES;
 }
 
 /* Whether a range of a chunk's file waits until another one of it has ended: the first, which opens
@@ -849,9 +685,9 @@ static uint64_t sure_bytes(const cg_stream *stream, uint32_t index)
  * the file. */
 static bool waits_for_file(const cg_stream_chunk *chunk, const cg_speeds *speeds, double link_bps)
 {
-    const bool is_slow = link_bps / 8 * RANGE_MS / 1000 < RANGE;
-    return chunk->n_reads > 0 && (chunk->is_guessed || !(link_bps > 0) ||
-                                  (is_slow && !is_far(speeds) && chunk->arrived_bytes == 0));
+    return chunk->n_reads > 0 &&
+           (chunk->is_guessed || !(link_bps > 0) ||
+            (chunk->arrived_bytes == 0 && cg_stream_opens_alone(speeds, link_bps)));
 }
 
 /* The chunk that the plan reads next, and how far; NULL: there is nothing to read now. */
@@ -882,10 +718,10 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     uint64_t to;
     uint8_t file_level;
     plan->must_free_bytes = 0;
-    note_idle(plan, speeds, now_ns);
-    plan->is_expecting = expected_tokens(plan, now_ns) > 0;
+    cg_stream_window_note_idle(&plan->window, speeds, plan->alive_ns, now_ns);
+    plan->window.is_expecting = expected_tokens(plan, now_ns) > 0;
     refresh(plan, speeds, now_ns);
-    const double link_bps = measured_bps(speeds);
+    const double link_bps = cg_stream_measured_bps(speeds);
     const cg_stream_ref *ref = next_extent(plan, speeds, link_bps, &to, &file_level);
     /* A plan that stood may have nothing more to read where one of now would. */
     if (ref == NULL && plan->is_stale) {
@@ -898,8 +734,9 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
     const uint64_t file_bytes = file_level == CG_L0 || !cg_stream_is_anytime(stream)
                                     ? to
                                     : cg_stream_file_bytes(stream, ref->chunk_index, file_level);
-    uint64_t end_bytes = range_end(stream, ref->chunk_index, to, file_bytes,
-                                   range_bytes(plan, stream, ref->chunk_index, speeds, link_bps));
+    const uint64_t range_bytes = cg_stream_range_bytes(&plan->window, stream, ref->chunk_index,
+                                                       speeds, link_bps, plan->planned.has_slack);
+    uint64_t end_bytes = cg_stream_range_end(stream, ref->chunk_index, to, file_bytes, range_bytes);
     if (stream->chunks[ref->chunk_index].is_guessed)
         end_bytes = smaller(end_bytes, sure_bytes(stream, ref->chunk_index));
     if (!has_room(plan, stream, ref->chunk_index, speeds, link_bps,
@@ -910,7 +747,7 @@ const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speed
 
 static cg_stream_read *find(const cg_stream_plan *plan, uint64_t id)
 {
-    for (uint32_t i = 0; i < plan->depth; i++)
+    for (uint32_t i = 0; i < plan->window.depth; i++)
         if (plan->reads[i].id == id && id != 0)
             return &plan->reads[i];
     return NULL;
@@ -927,32 +764,12 @@ static void count_arrived(const cg_stream_plan *plan, const cg_stream *stream, u
     cg_stream_chunk *chunk = &stream->chunks[index];
     chunk->arrived_bytes =
         chunk->asked_bytes < chunk->good_bytes ? chunk->asked_bytes : chunk->good_bytes;
-    for (uint32_t i = 0; i < plan->depth; i++) {
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
         const cg_stream_read *read = &plan->reads[i];
         if (read->id != 0 && read->stream == stream && read->chunk_index == index &&
             !read->is_stale && read->from < chunk->arrived_bytes)
             chunk->arrived_bytes = read->from;
     }
-}
-
-/* A sample of a link that is tried. So little is under way then that a round trip may be most of
- * what it took. If the link may still be as fast as before, all is well; and if the sample would
- * say otherwise, it is left out. */
-static void judge_trial(cg_stream_plan *plan, cg_estimator *link, const cg_estimator *before,
-                        double latency_ns)
-{
-    const cg_link_sample sample = link->samples[link->n_samples - 1];
-    const double bits = 8e9 * sample.bytes, slow_bps = cg_estimator_bps(before) / 2;
-    const uint32_t n_added = link->n_added, generation = link->generation;
-    if (bits < slow_bps * (sample.ns - latency_ns))
-        return;
-    if (before->n_samples > 0 && bits < slow_bps * sample.ns) {
-        *link = *before;
-        link->n_added = n_added;
-        link->generation = generation;
-        link->samples[link->n_samples - 1].at_ns = sample.at_ns;
-    }
-    plan->idle_added = n_added - CG_ESTIMATOR_DROP_SAMPLES;
 }
 
 cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
@@ -964,26 +781,16 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     const cg_stream_read read = *place;
     cg_stream *stream = read.stream;
     cg_stream_chunk *chunk = &stream->chunks[read.chunk_index];
-    const bool was_untried = is_untried(plan, speeds);
     place->id = 0;
-    plan->n_reading--;
-    plan->bytes_reading -= read.bytes;
+    plan->window.n_reading--;
+    plan->window.bytes_reading -= read.bytes;
     plan->quiet_since_ns = ended_ns;
     plan->has_failed = n_bytes == 0;
     if (n_bytes > 0)
         plan->alive_ns = ended_ns;
-    if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, left_ns(ended_ns, read.submitted_ns))) {
-        plan->came_ns = ended_ns;
-        plan->bytes_since_idle += n_bytes;
-        plan->n_from_memory = 0;
-    } else if (n_bytes > 0)
-        plan->n_from_memory++;
     plan->is_stale = true;
-    const cg_estimator before = speeds->link;
-    stream->link_ns += cg_link_meter_end(&speeds->meter, read.meter_mark, n_bytes,
-                                         read.submitted_ns, ended_ns, &speeds->link);
-    if (speeds->link.n_added != before.n_added && was_untried)
-        judge_trial(plan, &speeds->link, &before, speeds->latency_ns);
+    stream->link_ns += cg_stream_window_read_ended(&plan->window, speeds, read.meter_mark, n_bytes,
+                                                   read.submitted_ns, ended_ns);
     if (!read.is_stale)
         chunk->n_reads--;
     if (read.is_stale || chunk->state != CG_STREAM_READING ||
@@ -1011,7 +818,7 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
 
 void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index)
 {
-    for (uint32_t i = 0; i < plan->depth; i++) {
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
         cg_stream_read *read = &plan->reads[i];
         if (read->id != 0 && read->stream == stream && read->chunk_index == chunk_index)
             read->is_stale = true;
@@ -1115,7 +922,7 @@ bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t ch
 
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
 {
-    uint64_t wake_ns = plan->n_reading > 0 ? plan->check_ns : UINT64_MAX;
+    uint64_t wake_ns = plan->window.n_reading > 0 ? plan->check_ns : UINT64_MAX;
     if (plan->streams != NULL && leaves_time(plan))
         wake_ns = smaller(wake_ns, plan->expected_until_ns);
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next) {
@@ -1127,7 +934,7 @@ uint64_t cg_stream_wake_ns(const cg_stream_plan *plan)
             if (stream->chunks[i].state == CG_STREAM_READING && cg_stream_is_decodable(stream, i))
                 wake_ns = stream->decode_at_ns;
     }
-    for (uint32_t i = 0; i < plan->depth; i++) {
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
         const cg_stream_read *read = &plan->reads[i];
         if (read->id != 0 && read->give_up_ns < wake_ns)
             wake_ns = read->give_up_ns;

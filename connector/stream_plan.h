@@ -59,6 +59,7 @@
 #include "connector/extents.h"
 #include "connector/speeds.h"
 #include "connector/stream.h"
+#include "connector/stream_window.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -83,18 +84,13 @@ typedef struct cg_stream_ref {
 
 typedef struct cg_stream_plan {
     /* Constant: */
-    uint32_t depth;           /* reads under way, at most */
     uint64_t staging_bytes;   /* under way, held and not yet decoded, at most */
     uint64_t read_timeout_ns; /* of a read that has the link to itself */
 
     cg_stream *streams; /* those that are not done, the earliest deadline first */
-    uint32_t n_reading;
-    uint64_t bytes_reading, bytes_held, bytes_decoding, last_id;
+    cg_stream_window window;
+    uint64_t bytes_held, bytes_decoding, last_id;
     uint64_t quiet_since_ns;    /* no read has ended since */
-    uint64_t came_ns;           /* when bytes came over the link last */
-    uint64_t bytes_since_idle;  /* that came over it, since none had come for a while */
-    uint32_t idle_added;        /* samples of the link, when it was idle last */
-    uint32_t n_from_memory;     /* reads in a row; 0: none had ended for a while */
     uint64_t alive_ns;          /* bytes arrived, or it was idle, and not because reads failed */
     uint64_t patience_ns;       /* for so long nothing may arrive of what is under way */
     bool has_failed;            /* the read that ended last */
@@ -103,11 +99,10 @@ typedef struct cg_stream_plan {
     uint64_t asked_tokens;      /* of prompts that the owner looks up */
     uint64_t expected_tokens;   /* that others look up, as the owner was told; */
     uint64_t expected_until_ns; /* until then that holds; 0: nothing was told */
-    bool is_expecting;          /* by either, when a read was asked for last */
     uint64_t engine_until_ns;   /* so long the engine computes what it was given before; */
     uint64_t engine_untold_ns;  /* of that, what streams lost of whose end nobody has heard yet */
     bool is_engine_told;        /* the owner is told at all */
-    cg_stream_read *reads;      /* [depth] */
+    cg_stream_read *reads;      /* [window.depth] */
 
     /* What was planned last: */
     bool is_stale;

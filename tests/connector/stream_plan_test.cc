@@ -63,7 +63,7 @@ class StreamPlanTest : public testing::Test
     // What was measured of the link, just now; 0: nothing. Decoding a chunk takes 1 ms.
     void link(double bytes_per_s)
     {
-        plan.bytes_since_idle = bytes_per_s > 0 ? uint64_t{1} << 40 : 0;
+        plan.window.bytes_since_idle = bytes_per_s > 0 ? uint64_t{1} << 40 : 0;
         speeds = {};
         speeds.n_threads = 1;
         for (double &ns : speeds.decode_thread_ns)
@@ -143,7 +143,7 @@ class StreamPlanTest : public testing::Test
             now_ns += static_cast<uint64_t>(1e9 * static_cast<double>(read->bytes) / bytes_per_s);
             ended(read->id, true, now_ns);
         }
-        EXPECT_EQ(plan.bytes_held + plan.bytes_reading + plan.bytes_decoding, 0u) << text;
+        EXPECT_EQ(plan.bytes_held + plan.window.bytes_reading + plan.bytes_decoding, 0u) << text;
         return text;
     }
     cg_stream_plan plan = {};
@@ -359,7 +359,8 @@ TEST_F(StreamPlanTest, OverASlowLinkAFilesFirstRangeComesAloneUnlessTheLookUpHas
         ended(first, true);
         EXPECT_NE(next(), nullptr);
         begin_all();
-        EXPECT_GE(plan.n_reading, c.latency_ns > 0 ? 3u : 2u) << "of a file that is open, several";
+        EXPECT_GE(plan.window.n_reading, c.latency_ns > 0 ? 3u : 2u)
+            << "of a file that is open, several";
     }
 }
 
@@ -449,10 +450,10 @@ TEST_F(StreamPlanTest, WhilePromptsAreLookedUpLittleIsUnderWay)
     add(&stream);
     cg_stream_plan_expect(&plan, 256, SECOND);
     begin_all(100 * MS);
-    EXPECT_LE(plan.bytes_reading, 128 * KIB);
+    EXPECT_LE(plan.window.bytes_reading, 128 * KIB);
     cg_stream_plan_expect(&plan, 0, 2 * SECOND);
     begin_all(100 * MS);
-    EXPECT_GT(plan.bytes_reading, 1000 * KB);
+    EXPECT_GT(plan.window.bytes_reading, 1000 * KB);
 }
 
 TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive)
@@ -462,7 +463,7 @@ TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive
         link(40e6);
         add(stream);
         begin_all(now_ns);
-        return plan.bytes_reading;
+        return plan.window.bytes_reading;
     };
     Stream busy(20, 100 * SECOND), level(20, 100 * SECOND, CG_L1), idle(20, 100 * SECOND);
     EXPECT_GT(under_way(&busy, 400 * MS), 1000 * KB);
@@ -475,21 +476,21 @@ TEST_F(StreamPlanTest, ALinkThatWasIdleIsTriedFirstWhereMoreIsReadThanMustArrive
     const uint64_t bytes = plan.reads[0].bytes;
     ended(plan.reads[0].id, true, 600 * MS + 10000);
     begin_all(600 * MS + 10000);
-    EXPECT_LE(plan.bytes_reading, 128 * KIB);
+    EXPECT_LE(plan.window.bytes_reading, 128 * KIB);
     ended(plan.reads[1].id, true, 602 * MS);
     begin_all(602 * MS);
-    EXPECT_GT(plan.bytes_reading, 128 * KIB) << "twice as much as has come, more";
-    EXPECT_LE(plan.bytes_reading, 128 * KIB + 2 * bytes);
+    EXPECT_GT(plan.window.bytes_reading, 128 * KIB) << "twice as much as has come, more";
+    EXPECT_LE(plan.window.bytes_reading, 128 * KIB + 2 * bytes);
 
     // Nothing came for a while, although a read is under way.
-    while (plan.n_reading > 1)
-        for (uint32_t i = 0; i < plan.depth && plan.n_reading > 1; i++)
+    while (plan.window.n_reading > 1)
+        for (uint32_t i = 0; i < plan.window.depth && plan.window.n_reading > 1; i++)
             if (plan.reads[i].id != 0)
                 ended(plan.reads[i].id, false, 700 * MS);
-    const uint64_t left = plan.bytes_reading;
+    const uint64_t left = plan.window.bytes_reading;
     EXPECT_GT(left, 0u);
     begin_all(1200 * MS);
-    EXPECT_LE(plan.bytes_reading, left + 64 * KIB);
+    EXPECT_LE(plan.window.bytes_reading, left + 64 * KIB);
 }
 
 TEST_F(StreamPlanTest, AnEstimateOfBeforeTheLinkWasIdleIsNotReliedOn)
@@ -505,7 +506,7 @@ TEST_F(StreamPlanTest, AnEstimateOfBeforeTheLinkWasIdleIsNotReliedOn)
     };
     const auto furthest = [&] {
         uint64_t bytes = 0;
-        for (const cg_stream_read *r = plan.reads; r < plan.reads + plan.depth; r++)
+        for (const cg_stream_read *r = plan.reads; r < plan.reads + plan.window.depth; r++)
             bytes = r->id != 0 ? std::max(bytes, r->from + r->bytes) : bytes;
         return bytes;
     };
@@ -788,7 +789,7 @@ TEST_F(StreamPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
         EXPECT_TRUE(cg_stream_decode_ended(&plan, &stream.s, i, true));
     EXPECT_TRUE(cg_stream_is_settled(&stream.s));
     cg_stream_plan_remove(&plan, &stream.s);
-    EXPECT_EQ(plan.bytes_held + plan.bytes_reading + plan.bytes_decoding, 0u);
+    EXPECT_EQ(plan.bytes_held + plan.window.bytes_reading + plan.bytes_decoding, 0u);
 }
 
 TEST_F(StreamPlanTest, ARefinementThatFailsLeavesTheCoarseChunk)
@@ -1348,7 +1349,7 @@ TEST_F(StreamPlanTest, BehindItsDeadlineALoadEndsOnceNothingArrives)
         EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns), &stream.s);
         EXPECT_EQ(cg_stream_overdue(&plan, &speeds, end_ns), nullptr) << "once";
         cg_stream_failed(&stream.s, cg_stream_first_missing(&stream.s));
-        for (uint32_t n = plan.n_reading; n > 0; n--)
+        for (uint32_t n = plan.window.n_reading; n > 0; n--)
             EXPECT_NE(cg_stream_give_up(&plan, end_ns), nullptr) << "its reads end with it";
         cg_stream_plan_remove(&plan, &stream.s);
     }
@@ -1487,7 +1488,7 @@ TEST_F(StreamPlanTest, AReadIsGivenUpOnceAndByTheLengthOfTheQueue)
     EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns - 1), nullptr);
     EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns)->id, first.id);
     EXPECT_EQ(cg_stream_give_up(&plan, first.give_up_ns), nullptr);
-    EXPECT_EQ(plan.n_reading, 2u) << "it is under way until it has ended";
+    EXPECT_EQ(plan.window.n_reading, 2u) << "it is under way until it has ended";
     EXPECT_EQ(ended(first.id, false), CG_STREAM_FAIL);
     EXPECT_EQ(cg_stream_find_read(&plan, first.id), nullptr);
     EXPECT_EQ(cg_stream_find_read(&plan, 0), nullptr);
@@ -1630,8 +1631,8 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
                     goes_on = true;
                 }
             }
-            ASSERT_LE(plan.n_reading, depth);
-            ASSERT_EQ(plan.n_reading, under_way.size());
+            ASSERT_LE(plan.window.n_reading, depth);
+            ASSERT_EQ(plan.window.n_reading, under_way.size());
             if (!being_decoded.empty() && (under_way.empty() || random() % 2)) {
                 const cg_stream_ref ref = being_decoded.back();
                 being_decoded.pop_back();
@@ -1673,8 +1674,8 @@ TEST_F(StreamPlanTest, RandomRunsEnd)
                 EXPECT_EQ(stream->s.chunks[i].state, CG_STREAM_DONE);
             cg_stream_plan_remove(&plan, &stream->s);
         }
-        EXPECT_EQ(plan.n_reading, 0u);
-        EXPECT_EQ(plan.bytes_reading, 0u);
+        EXPECT_EQ(plan.window.n_reading, 0u);
+        EXPECT_EQ(plan.window.bytes_reading, 0u);
         EXPECT_EQ(plan.bytes_decoding, 0u);
         EXPECT_EQ(plan.bytes_held, 0u);
     }
