@@ -77,26 +77,88 @@ static void count_errors(cg_runtime *rt, uint32_t n_errors, cg_status status)
     pthread_mutex_unlock(&rt->lock);
 }
 
-/* What a call to the store, with prefixes[n], has come to. */
-static cg_asked conclude(cg_prefix *const *prefixes, size_t n, const cg_io *io, cg_status status,
-                         uint64_t took_ns)
+/* For how long a call to the store waits. */
+typedef struct waiting {
+    cg_prefix *const *prefixes; /* [n] */
+    size_t n;
+    uint64_t begun_ns; /* 0: not yet */
+    uint64_t most_ns, silence_ns;
+    bool is_silent; /* that ends it; also where nothing could be asked: too much was left open */
+} waiting;
+
+/* With the lock held. */
+static bool is_wanted(const waiting *w)
 {
-    const bool in_vain = status == CG_ERR_TIMED_OUT,
-               is_broken = cg_io_n_under_way(io) > 0 ||
-                           (status != CG_OK && !in_vain && status != CG_ERR_NO_MEMORY);
-    for (size_t i = 0; i < n; i++)
-        prefixes[i]->asked_ns += took_ns;
-    return in_vain ? CG_ASKED_IN_VAIN : is_broken ? CG_ASKED_BROKEN : CG_ASKED;
+    bool any = false;
+    for (size_t i = 0; i < w->n && !any; i++)
+        any = !w->prefixes[i]->is_cancelled;
+    return any && !w->prefixes[0]->runtime->stop;
 }
 
-/* Until when the store may be asked for prefixes[n]. */
-static uint64_t deadline_ns(cg_prefix *const *prefixes, size_t n, uint64_t timeout_ns)
+static uint64_t until_ns(void *user, uint64_t answered_ns)
 {
-    uint64_t most_ns = 0;
+    waiting *w = user;
+    cg_runtime *rt = w->prefixes[0]->runtime;
+    pthread_mutex_lock(&rt->lock);
+    /* A question may wait behind all that loads have under way, and the link be slow. */
+    const uint64_t came_ns = cg_runtime_speeds(rt)->meter.came_ns;
+    cg_runtime_speeds_end(rt);
+    const bool goes_on = is_wanted(w);
+    pthread_mutex_unlock(&rt->lock);
+    if (w->begun_ns == 0)
+        w->begun_ns = answered_ns;
+    const uint64_t alive_ns = came_ns > answered_ns ? came_ns : answered_ns,
+                   silent_ns = alive_ns + w->silence_ns, end_ns = w->begun_ns + w->most_ns;
+    /* Half of it says so, too, where the prompt has no more time and nothing has come of the call:
+     * of two questions the first may have been answered from memory. */
+    w->is_silent = goes_on && (silent_ns <= end_ns ||
+                               (alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2));
+    return !goes_on ? 0 : silent_ns <= end_ns ? silent_ns : end_ns;
+}
+
+static uint64_t left_ns(const cg_prefix *p)
+{
+    return p->patience_ns > p->asked_ns ? p->patience_ns - p->asked_ns : 0;
+}
+
+/* Times that are nearer than that to each other count as one, so that few calls are cut. */
+static uint64_t least_ns(uint64_t silence_ns)
+{
+    return silence_ns / 4;
+}
+
+/* Until the patience with one of prefixes[n] is over. */
+static waiting wait_for(cg_prefix *const *prefixes, size_t n, uint64_t silence_ns)
+{
+    uint64_t most_ns = UINT64_MAX;
     for (size_t i = 0; i < n; i++)
-        if (prefixes[i]->asked_ns > most_ns)
-            most_ns = prefixes[i]->asked_ns;
-    return cg_now_ns() + (most_ns < timeout_ns ? timeout_ns - most_ns : 0);
+        most_ns = left_ns(prefixes[i]) < most_ns ? left_ns(prefixes[i]) : most_ns;
+    return (waiting){.prefixes = prefixes,
+                     .n = n,
+                     .most_ns = most_ns > least_ns(silence_ns) ? most_ns : least_ns(silence_ns),
+                     .silence_ns = silence_ns,
+                     .is_silent = true};
+}
+
+/* What a call to the store has come to. Those end that are not asked for further. */
+static cg_asked conclude(const waiting *w, const cg_io *io, cg_status status, uint64_t took_ns)
+{
+    const bool is_late = status == CG_ERR_TIMED_OUT,
+               is_broken = cg_io_n_under_way(io) > 0 ||
+                           (status != CG_OK && !is_late && status != CG_ERR_NO_MEMORY);
+    for (size_t i = 0; i < w->n; i++)
+        w->prefixes[i]->asked_ns += took_ns;
+    return is_late && w->is_silent ? CG_ASKED_IN_VAIN
+           : is_broken             ? CG_ASKED_BROKEN
+           : is_late               ? CG_ASKED_LATE
+                                   : CG_ASKED;
+}
+
+/* Whether a prompt is asked for further after a call: one that was late leaves time to some. */
+static bool goes_on(const cg_prefix *p, const waiting *w, cg_asked asked, cg_status status)
+{
+    return status == CG_OK ||
+           (asked == CG_ASKED_LATE && left_ns(p) > 0 && left_ns(p) >= least_ns(w->silence_ns));
 }
 
 /* Whether a chunk that is not asked for is worth the risk: what a far store answers slowly. */
@@ -107,7 +169,7 @@ static bool answers_few(const cachegen *c, const cg_asking_width *width)
 
 /* The coarse look, for prefixes[n] that want it. */
 static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes,
-                           size_t n, uint64_t timeout_ns)
+                           size_t n, uint64_t silence_ns)
 {
     cg_runtime *rt = prefixes[0]->runtime;
     const size_t room = n * CG_PREFIX_MAX_PROBES;
@@ -117,6 +179,7 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
     uint32_t n_keys = 0, n_errors = 0;
     const uint64_t began_ns = cg_now_ns();
     cg_status status = CG_ERR_NO_MEMORY;
+    waiting w = wait_for(prefixes, n, silence_ns);
     if (indices != NULL && counts != NULL && keys != NULL && there != NULL) {
         size_t n_in = 0;
         for (; n_in < n && (n_in == 0 || n_keys < width->n_chunks); n_in++) {
@@ -125,10 +188,11 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
                 keys[n_keys] = prefixes[n_in]->keys[indices[n_keys]];
         }
         n = n_in;
+        w = wait_for(prefixes, n, silence_ns);
         status = cg_store_probe(rt->connector->store, io, keys, n_keys,
-                                deadline_ns(prefixes, n, timeout_ns), there, &n_errors);
+                                &(cg_store_patience){until_ns, &w}, there, &n_errors);
     }
-    const cg_asked asked = conclude(prefixes, n, io, status, cg_now_ns() - began_ns);
+    const cg_asked asked = conclude(&w, io, status, cg_now_ns() - began_ns);
     count_errors(rt, n_errors, status);
     const cg_store_entry none = {0};
     const bool is_sparse = answers_few(rt->connector, width);
@@ -151,8 +215,9 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
         if (wanted != CG_OK)
             count_errors(rt, 0, wanted);
     }
-    for (size_t i = 0; i < n && status != CG_OK; i++)
-        cg_prefix_give_up(prefixes[i]);
+    for (size_t i = 0; i < n; i++)
+        if (!goes_on(prefixes[i], &w, asked, status))
+            cg_prefix_give_up(prefixes[i]);
     free(indices);
     free(counts);
     free(keys);
@@ -249,7 +314,7 @@ static size_t batch_fill(batch *b, cg_prefix **prefixes, size_t n, uint32_t widt
 
 /* Chunks and tails, for prefixes[n] that want some. */
 static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefixes, size_t n,
-                           uint64_t timeout_ns)
+                           uint64_t silence_ns)
 {
     cg_runtime *rt = prefixes[0]->runtime;
     const cachegen *c = rt->connector;
@@ -258,6 +323,7 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
     cg_status status = CG_ERR_NO_MEMORY;
     uint32_t n_errors = 0;
     size_t most = 0, n_in = 1;
+    waiting w = wait_for(prefixes, n, silence_ns);
     batch b;
     for (size_t i = 0; i < n; i++)
         most += prefixes[i]->n_wanted;
@@ -266,30 +332,39 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
         n_in = batch_fill(&b, prefixes, n, width->n_chunks);
         keeping kept = {rt, b.keys};
         const cg_store_keeper keeper = {keep_file, &kept, keepable(rt)};
+        w = wait_for(prefixes, n_in, silence_ns);
         status =
             cg_store_lookup_open(c->store, io, b.keys, b.n_keys,
                                  c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                                 accepted, deadline_ns(prefixes, n_in, timeout_ns),
+                                 accepted, &(cg_store_patience){until_ns, &w},
                                  keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
     }
     const uint64_t took_ns = cg_now_ns() - began_ns;
-    const cg_asked asked = conclude(prefixes, n_in, io, status, took_ns);
-    if (b.n_keys > 0)
-        cg_asking_learn(width, (uint32_t)b.n_keys, took_ns, c->latency_ns, began_ns + took_ns);
+    const cg_asked asked = conclude(&w, io, status, took_ns);
+    const bool is_late = status == CG_ERR_TIMED_OUT;
+    if (b.n_keys > 0 && (is_late || status == CG_OK))
+        cg_asking_learn(width, (uint32_t)b.n_keys, is_late ? UINT64_MAX : took_ns, c->latency_ns,
+                        began_ns + took_ns);
     count_errors(rt, n_errors, status);
     for (size_t i = 0; i < b.n_questions; i++) {
-        cg_chunk_memory_entry *known = &b.questions[i].prefix->known[b.questions[i].index];
-        known->entry = b.entries[b.questions[i].number];
-        known->probed = accepted;
+        const question *q = &b.questions[i];
+        cg_chunk_memory_entry *known = &q->prefix->known[q->index];
+        known->entry = b.entries[q->number];
+        /* What was not answered in time is asked again, if there is time for that. */
+        const bool is_open = status != CG_OK && known->entry.levels == 0;
+        known->probed = is_open && goes_on(q->prefix, &w, asked, status) ? 0 : accepted;
     }
     pthread_mutex_lock(&rt->lock);
     /* After errors "not there" may be wrong: only what was seen is remembered. */
     for (size_t i = 0; i < b.n_keys; i++)
         if ((status == CG_OK && n_errors == 0) || b.entries[i].levels != 0)
-            cg_chunk_memory_put(rt->chunk_memory, &b.keys[i], accepted, &b.entries[i], cg_now_ns());
+            cg_chunk_memory_put(rt->chunk_memory, &b.keys[i],
+                                status == CG_OK ? accepted : b.entries[i].levels, &b.entries[i],
+                                cg_now_ns());
     pthread_mutex_unlock(&rt->lock);
-    for (size_t i = 0; i < n_in && status != CG_OK; i++)
-        cg_prefix_give_up(prefixes[i]); /* with the answers that came in time */
+    for (size_t i = 0; i < n_in; i++)
+        if (!goes_on(prefixes[i], &w, asked, status))
+            cg_prefix_give_up(prefixes[i]); /* with the answers that came in time */
     batch_destroy(&b);
     return asked;
 }
@@ -309,15 +384,15 @@ static size_t choose(cg_prefix *const *prefixes, size_t n, bool is_first_stage, 
 }
 
 cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
-                       uint64_t timeout_ns)
+                       uint64_t silence_ns)
 {
     cg_prefix *chosen[CG_ASKING_PROMPTS];
     cg_asked asked = CG_ASKED;
     size_t n_chosen = choose(prefixes, n, true, chosen);
     if (n_chosen > 0)
-        asked = look_ahead(width, io, chosen, n_chosen, timeout_ns);
+        asked = look_ahead(width, io, chosen, n_chosen, silence_ns);
     if (asked == CG_ASKED && (n_chosen = choose(prefixes, n, false, chosen)) > 0)
-        asked = ask_chunks(width, io, chosen, n_chosen, timeout_ns);
+        asked = ask_chunks(width, io, chosen, n_chosen, silence_ns);
     choose(prefixes, n, false, chosen); /* what is remembered may be all that is lacking */
     return asked;
 }

@@ -39,16 +39,21 @@ typedef struct cg_prefix cg_prefix; /* connector/prefix.h */
 /* What became of a call. */
 typedef enum cg_asked {
     CG_ASKED,
-    CG_ASKED_IN_VAIN, /* the store has left a question open for as long as a prompt may take */
+    CG_ASKED_LATE,    /* not all has been answered; the cg_io is to be freed */
+    CG_ASKED_IN_VAIN, /* the store is silent */
     CG_ASKED_BROKEN   /* the cg_io is of no more use */
 } cg_asked;
 
 /* One stage further for prefixes[n], the oldest first, or for as many as the width allows: at least
  * the first. n is at most CG_ASKING_PROMPTS; the cg_io must be idle. Those that are at
- * CG_PREFIX_DONE afterwards have all that is known of them. Errors are misses, and counted. The
- * store has timeout_ns for a prompt, over all calls. */
+ * CG_PREFIX_DONE afterwards have all that is known of them. Errors are misses, and counted.
+ * A prompt whose patience_ns are over ends with what is known, a quarter of silence_ns later at the
+ * most; the others are asked for further. So are all where those that are asked for are cancelled.
+ * The store is silent, and all end, once it has brought neither an answer nor bytes of a load of
+ * this process for silence_ns; or for half of that, where no more of a call was to be waited for,
+ * of which nothing has come. */
 cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
-                       uint64_t timeout_ns);
+                       uint64_t silence_ns);
 
 #ifdef __cplusplus
 }

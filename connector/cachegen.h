@@ -213,11 +213,12 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
                                                         const cachegen_lookup_options *options,
                                                         cachegen_lookup **out);
 /* CACHEGEN_AGAIN: not yet. A look-up ends at the latest lookup_timeout_ms (configured) after its
- * first question to the store. Look-ups share rounds: the store is asked for as many as it answers
- * side by side, the oldest first. The others wait for that time or for their budget, whichever is
- * shorter; or for as long as the engine takes to compute the prompt, if that is longer. Then they
- * are misses. A store that has left a look-up without an answer for so long is not asked for
- * further ones: they are misses at once, until it answers the connector's own question.
+ * first question to the store; or when the engine would have computed the prompt, if that is later
+ * and the store goes on answering or bringing bytes. Look-ups share rounds: the store is asked for
+ * as many as it answers side by side, the oldest first. The others wait for lookup_timeout_ms or
+ * for their budget, whichever is shorter; or for as long as the engine would take, if that is
+ * longer. Then they are misses. A store that has done neither for lookup_timeout_ms is not asked
+ * for further look-ups: they are misses at once, until it answers the connector's own question.
  * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.

@@ -20,10 +20,10 @@ enum { LOOKUP_DEPTH = 896, LOOKUP_THREADS = 64, MOUNT_THREADS = 24 };
 static const uint64_t MAX_PAUSE_NS = UINT64_C(30000000000);
 /* An engine begins a load a step or two after the answer, once it has blocks for it; or never. */
 static const uint64_t PROMISE_NS = UINT64_C(2000000000);
+static const double MOST_NS = 1e18; /* of what an engine takes, in ns; such speeds are configured */
 
 struct cachegen_lookup {
     cg_operation op;
-    bool is_cancelled;        /* the runtime's lock */
     uint64_t started_boot_ns; /* for the plan, which crosses processes */
     uint32_t from_token;
     uint8_t level_plus_1;         /* 0: the controller chooses */
@@ -72,7 +72,7 @@ static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *pla
         made.decode_ns += cg_speeds_decode_chunk(&rt->speeds, level, chunk->sizes.n_tokens,
                                                  chunk->sizes.bytes[level]);
     }
-    if (plan->n_chunks > 0 && !l->is_cancelled)
+    if (plan->n_chunks > 0 && !l->prefix.is_cancelled)
         cg_link_promise_add(rt->link, &made, now_ns);
 }
 
@@ -177,7 +177,7 @@ static void leave_to_engine(cg_runtime *rt, const cachegen_lookup *l)
 {
     const uint32_t n_tokens = l->prefix.n_tokens,
                    had = l->hit.hit_tokens > l->from_token ? l->hit.hit_tokens : l->from_token;
-    if (rt->stream_plan.is_engine_told && !l->is_cancelled)
+    if (rt->stream_plan.is_engine_told && !l->prefix.is_cancelled)
         cg_stream_engine_add(
             &rt->stream_plan,
             cg_prefill_ns(cg_speeds_recompute(&rt->speeds), n_tokens - had, n_tokens), cg_now_ns());
@@ -287,10 +287,19 @@ static void drop_stuck_queue(cg_io **io, bool has_failed)
     }
 }
 
+/* With the lock held: when a load of this process brought bytes last. */
+static uint64_t bytes_came_ns(cg_runtime *rt)
+{
+    const uint64_t came_ns = cg_runtime_speeds(rt)->meter.came_ns;
+    cg_runtime_speeds_end(rt);
+    return came_ns;
+}
+
 /* One small question. False: no answer in the time of a look-up; an error is one. */
 static bool store_answers(const cachegen *c, cg_io **io)
 {
-    const uint64_t timeout_ns = c->config->lookup_timeout_ms * UINT64_C(1000000);
+    uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
+    const cg_store_patience patience = cg_store_until(&until_ns);
     /* A key that nobody has: only whether the store answers counts. */
     const cg_key any = {{0}};
     bool is_there;
@@ -299,9 +308,22 @@ static bool store_answers(const cachegen *c, cg_io **io)
     if (*io == NULL && cg_io_new(&config, io) != CG_OK)
         return true; /* what that means the next look-up will see */
     const cg_status status =
-        cg_store_probe(c->store, *io, &any, 1, cg_now_ns() + timeout_ns, &is_there, &n_errors);
+        cg_store_probe(c->store, *io, &any, 1, &patience, &is_there, &n_errors);
     drop_stuck_queue(io, status != CG_OK);
     return status != CG_ERR_TIMED_OUT;
+}
+
+/* With the lock held: how long the engine would take until it has computed what a look-up is for;
+ * 0: not known. */
+static uint64_t computed_in_ns(cg_runtime *rt, const cachegen_lookup *l)
+{
+    const uint32_t n_tokens = l->prefix.n_tokens;
+    const cg_speeds *speeds = cg_runtime_speeds(rt);
+    const double engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),
+                 ns =
+                     cg_prefill_ns(cg_speeds_recompute(speeds), n_tokens - l->from_token, n_tokens);
+    cg_runtime_speeds_end(rt);
+    return ns > 0 ? (uint64_t)(engine_ns + ns < MOST_NS ? engine_ns + ns : MOST_NS) : 0;
 }
 
 /* With the lock held: whether a look-up that nothing was asked for yet is worth asking for. No: it
@@ -313,11 +335,17 @@ static bool is_in_time(cg_runtime *rt, const cachegen_lookup *l, uint64_t free_n
                    left_ns = l->budget_ns > l->spent_ns ? l->budget_ns - l->spent_ns : 0,
                    patience_ns = left_ns < timeout_ns ? left_ns : timeout_ns,
                    waited_ns = free_ns > l->op.started_ns ? free_ns - l->op.started_ns : 0;
-    const double n_tokens = l->prefix.n_tokens - l->from_token,
-                 recompute_ns = cg_prefill_ns(cg_speeds_recompute(cg_runtime_speeds(rt)), n_tokens,
-                                              l->prefix.n_tokens);
-    cg_runtime_speeds_end(rt);
-    return waited_ns <= patience_ns || (double)waited_ns <= recompute_ns;
+    return waited_ns <= patience_ns || waited_ns <= computed_in_ns(rt, l);
+}
+
+/* With the lock held: a store that answers, slowly, may take as long as the engine would. */
+static void set_patience(cg_runtime *rt, cachegen_lookup *l)
+{
+    if (l->prefix.patience_ns > 0)
+        return;
+    const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
+                   computed_ns = computed_in_ns(rt, l);
+    l->prefix.patience_ns = computed_ns > timeout_ns ? computed_ns : timeout_ns;
 }
 
 /* With the lock held: a look-up has waited in vain. Until the store answers again look-ups are
@@ -331,8 +359,10 @@ static void await_answer(cg_runtime *rt, cg_io **io)
         while (rt->lookups.head != NULL)
             skip(rt, (cachegen_lookup *)cg_operation_take(rt, &rt->lookups));
         pthread_mutex_unlock(&rt->lock);
-        const bool answers = store_answers(rt->connector, io);
+        const uint64_t asked_ns = cg_now_ns();
+        bool answers = store_answers(rt->connector, io);
         pthread_mutex_lock(&rt->lock);
+        answers = answers || bytes_came_ns(rt) > asked_ns;
         rt->store_is_silent = !answers;
         if (!answers && !rt->stop)
             cg_runtime_wait(rt, &rt->lookups.filled, cg_now_ns() + pause_ns);
@@ -368,12 +398,14 @@ static void line_leave(cg_runtime *rt, line *at, bool is_silent)
     for (size_t i = 0; i < at->n; i++) {
         cachegen_lookup *l = at->lookups[i];
         const bool is_new = l->prefix.asked_ns == 0;
-        if (l->is_cancelled || rt->stop || l->prefix.stage == CG_PREFIX_DONE)
+        if (l->prefix.is_cancelled || rt->stop || l->prefix.stage == CG_PREFIX_DONE)
             finish(rt, l);
         else if (is_silent || (is_new && !is_in_time(rt, l, at->free_ns)))
             skip(rt, l);
-        else
+        else {
+            set_patience(rt, l);
             at->lookups[n++] = l;
+        }
     }
     at->n = n;
 }
@@ -394,7 +426,8 @@ static cg_asked line_ask(cg_runtime *rt, const line *at, cg_asking_width *width,
     }
     const uint64_t timeout_ns = rt->connector->config->lookup_timeout_ms * UINT64_C(1000000);
     const cg_asked asked = cg_asking_ask(width, *io, prefixes, at->n, timeout_ns);
-    drop_stuck_queue(io, asked == CG_ASKED_BROKEN);
+    /* Of a call that was late, questions are left behind that take up the queue. */
+    drop_stuck_queue(io, asked == CG_ASKED_BROKEN || asked == CG_ASKED_LATE);
     return asked;
 }
 
@@ -428,7 +461,7 @@ static void *look_up(void *argument)
 void cg_lookups_cancel(cg_runtime *rt)
 {
     for (cg_operation *op = rt->lookups.head; op != NULL; op = op->next)
-        ((cachegen_lookup *)op)->is_cancelled = true;
+        ((cachegen_lookup *)op)->prefix.is_cancelled = true;
 }
 
 /* Everything that a look-up copies and computes from its request. */
@@ -578,7 +611,7 @@ void cachegen_lookup_free(cachegen_lookup *lookup)
     }
     cg_runtime *rt = lookup->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    lookup->is_cancelled = true;
+    lookup->prefix.is_cancelled = true;
     if (lookup->op.done && lookup->plan != NULL && !lookup->is_taken) {
         const cg_key plan_id = cg_plan_id(lookup->plan, lookup->plan_bytes);
         cg_link_promise_end(rt->link, &plan_id);

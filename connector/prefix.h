@@ -50,8 +50,10 @@ typedef struct cg_prefix {
     cg_key *wanted;               /* [n_wanted] */
     cg_chunk_memory_entry *known; /* [n_wanted]: of wanted; probed 0: not known yet */
     uint32_t n_wanted;
-    uint64_t asked_ns; /* how long the store was asked for this prompt */
-    bool is_given_up;  /* nothing more is asked */
+    uint64_t asked_ns;    /* how long the store was asked for this prompt, */
+    uint64_t patience_ns; /* and may be at most; the caller sets it */
+    bool is_cancelled;    /* nobody wants it; the runtime's lock */
+    bool is_given_up;     /* nothing more is asked */
 
     /* Found so far: chunks [first_chunk, first_chunk + n_chunks) with their accepted levels. */
     cg_plan_chunk *chunks; /* room for [n_full - first_chunk + 1] */

@@ -75,11 +75,12 @@ static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there, boo
 static bool ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, size_t n_keys,
                               cg_store_entry *entries_out)
 {
-    const uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
+    uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
+    const cg_store_patience patience = cg_store_until(&until_ns);
     bool *there = calloc(n_keys + 1, sizeof *there);
     uint32_t n_errors = 0;
     cg_status status = there != NULL
-                           ? cg_store_probe(c->store, io, keys, n_keys, until_ns, there, &n_errors)
+                           ? cg_store_probe(c->store, io, keys, n_keys, &patience, there, &n_errors)
                            : CG_ERR_NO_MEMORY;
     bool has_answered = status == CG_OK && n_errors == 0;
     if (status != CG_OK)

@@ -66,17 +66,27 @@ typedef struct cg_store_keeper {
     size_t n_most; /* of the first so many keys only: descriptors are few */
 } cg_store_keeper;
 
-/* The same, but files that hold what was asked for stay open: each is given to keeper, which closes
- * it. */
+/* A deadline that depends on how the store answers. until_ns() is asked for it whenever an answer
+ * is waited for, and told when the last one came, or when the call began. */
+typedef struct cg_store_patience {
+    uint64_t (*until_ns)(void *user, uint64_t answered_ns); /* CLOCK_MONOTONIC */
+    void *user;
+} cg_store_patience;
+/* As long as that, which must outlive it, however the store answers. */
+cg_store_patience cg_store_until(uint64_t *deadline_ns);
+
+/* The same, with patience (NULL: without end). Files that hold what was asked for stay open: each
+ * is given to keeper, which closes it; NULL: none does. */
 cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                                const cg_fingerprint *profile, uint8_t level_mask,
-                               uint64_t deadline_ns, const cg_store_keeper *keeper,
+                               const cg_store_patience *patience, const cg_store_keeper *keeper,
                                cg_store_entry *entries_out, uint32_t *n_errors_out);
 
 /* A coarse first look: whether the store has a folder for each of the chunks keys[n_keys]. A chunk
- * of which it has any level has one. Deadline and errors as above. there_out[n_keys]. */
+ * of which it has any level has one. Patience and errors as above. there_out[n_keys]. */
 cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
-                         uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out);
+                         const cg_store_patience *patience, bool *there_out,
+                         uint32_t *n_errors_out);
 
 /* Submits a read of n_bytes of an object, from offset on. The first level_bytes of a look-up are
  * the chunk at that level, whichever of a nested file's names is read. The read completes in

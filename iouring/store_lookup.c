@@ -24,7 +24,8 @@ struct lookup {
     const cg_store_keeper *keeper; /* may be NULL */
     cg_store_entry *entries;
     bool *there; /* of cg_store_probe(): in place of entries */
-    uint64_t deadline_ns;
+    const cg_store_patience *patience;
+    uint64_t answered_ns; /* when the last answer came, or this call began */
     uint32_t n_errors;
     bool is_kept[CG_N_FOLDERS]; /* folders below whose descriptor something was asked for */
     bool is_lost[CG_N_FOLDERS]; /* those of them that turned out to be gone */
@@ -176,21 +177,24 @@ static void take_folder(lookup *l, size_t index, unsigned level, const cg_io_com
         count_error(l, c);
 }
 
-/* Waits for at least one answer. CG_ERR_TIMED_OUT at the deadline. */
+/* Waits for at least one answer. CG_ERR_TIMED_OUT: no longer. */
 static cg_status reap(lookup *l)
 {
     cg_io_completion completions[REAP_AT_ONCE];
     size_t n = 0;
     while (n == 0) {
-        const uint64_t now_ns = cg_io_now_ns();
-        /* Wraps when the deadline has passed; the next line leaves before it is used. */
-        const uint64_t timeout_ns = l->deadline_ns == 0 ? UINT64_MAX : l->deadline_ns - now_ns;
-        if (l->deadline_ns != 0 && now_ns >= l->deadline_ns)
+        const cg_store_patience *p = l->patience;
+        const uint64_t until_ns = p != NULL ? p->until_ns(p->user, l->answered_ns) : UINT64_MAX,
+                       now_ns = cg_io_now_ns();
+        if (now_ns >= until_ns)
             return CG_ERR_TIMED_OUT;
-        const cg_status status = cg_io_wait(l->io, timeout_ns, completions, REAP_AT_ONCE, &n);
+        const cg_status status =
+            cg_io_wait(l->io, until_ns == UINT64_MAX ? UINT64_MAX : until_ns - now_ns, completions,
+                       REAP_AT_ONCE, &n);
         if (status != CG_OK)
             return status;
     }
+    l->answered_ns = cg_io_now_ns();
     for (size_t i = 0; i < n; i++) {
         const uint64_t user = completions[i].user;
         l->take(l, user / CG_N_LEVELS, user % CG_N_LEVELS, &completions[i]);
@@ -259,17 +263,31 @@ static cg_status run(lookup *l, size_t n_keys)
     return status;
 }
 
+static uint64_t until_deadline_ns(void *user, uint64_t answered_ns)
+{
+    const uint64_t *deadline_ns = user;
+    (void)answered_ns;
+    return *deadline_ns;
+}
+
+cg_store_patience cg_store_until(uint64_t *deadline_ns)
+{
+    return (cg_store_patience){until_deadline_ns, deadline_ns};
+}
+
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out)
 {
-    return cg_store_lookup_open(store, io, keys, n_keys, profile, level_mask, deadline_ns, NULL,
-                                entries_out, n_errors_out);
+    const cg_store_patience patience = cg_store_until(&deadline_ns);
+    return cg_store_lookup_open(store, io, keys, n_keys, profile, level_mask,
+                                deadline_ns != 0 ? &patience : NULL, NULL, entries_out,
+                                n_errors_out);
 }
 
 cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                                const cg_fingerprint *profile, uint8_t level_mask,
-                               uint64_t deadline_ns, const cg_store_keeper *keeper,
+                               const cg_store_patience *patience, const cg_store_keeper *keeper,
                                cg_store_entry *entries_out, uint32_t *n_errors_out)
 {
     lookup l = {.store = store,
@@ -279,7 +297,8 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
                 .level_mask = profile == NULL ? level_mask & 1u << CG_L0 : level_mask,
                 .keeper = keeper,
                 .entries = entries_out,
-                .deadline_ns = deadline_ns,
+                .patience = patience,
+                .answered_ns = cg_io_now_ns(),
                 .names = first_names,
                 .submit = submit_header,
                 .take = take_header};
@@ -297,13 +316,14 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
 }
 
 cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
-                         uint64_t deadline_ns, bool *there_out, uint32_t *n_errors_out)
+                         const cg_store_patience *patience, bool *there_out, uint32_t *n_errors_out)
 {
     lookup l = {.store = store,
                 .io = io,
                 .keys = keys,
                 .there = there_out,
-                .deadline_ns = deadline_ns,
+                .patience = patience,
+                .answered_ns = cg_io_now_ns(),
                 .names = one_name,
                 .submit = submit_folder,
                 .take = take_folder};

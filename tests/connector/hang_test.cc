@@ -1,5 +1,6 @@
 // What a connector promises of a store that hangs: every operation ends, and so does closing.
 #include "tests/connector/engine.h"
+#include "tests/connector/inside.h"
 #include "tests/connector/step.h"
 #include "tests/connector/watch.h"
 #include "tests/iouring/require.h"
@@ -402,6 +403,121 @@ TEST_P(HangTest, TimeInLineIsNotTheStoresSilence)
         EXPECT_EQ(found, 63u);
         EXPECT_EQ(found_then, 63u);
         EXPECT_EQ(engine->stats().lookup_errors, 0u) << "no question was left open";
+        EXPECT_EQ(engine->stats().lookups_skipped, 0u);
+    }
+    EXPECT_TRUE(is_sure) << "this machine is too busy";
+}
+
+// Answers come sooner than a store is taken for silent, all together later: worth waiting for where
+// the engine is slower still.
+TEST_P(HangTest, AStoreThatAnswersSlowlyIsNotSilent)
+{
+    constexpr std::chrono::milliseconds TIMEOUT(1600), PAUSE(400), LATE(500);
+    const Tokens tokens = prompt(32 * 40), saved(tokens.begin(), tokens.begin() + 64);
+    for (const bool is_fast_engine : {false, true}) {
+        bool is_sure = false; // else this thread itself came late
+        for (int i = 0; i < 10 && !is_sure; i++) {
+            engine = open(std::string(", \"recompute_tokens_per_s\": ") +
+                              (is_fast_engine ? "1e9" : "0.001"),
+                          TIMEOUT.count());
+            ASSERT_TRUE(comes_true([&] { return engine->save(saved) == CACHEGEN_OK; }));
+            const Clock::time_point begun = Clock::now();
+            Clock::time_point last = begun;
+            is_sure = true;
+            cachegen_lookup *lookup = start_held_lookup(tokens, Mood::HANGING);
+            std::future<uint32_t> found =
+                std::async(std::launch::async, [&] { return finish(lookup); });
+            while (found.wait_for(PAUSE) != std::future_status::ready) {
+                odd->answer_what_hangs();
+                is_sure = is_sure && Clock::now() - last < LATE;
+                last = Clock::now();
+            }
+            const uint32_t n_found = found.get();
+            const bool took_long = Clock::now() - begun > TIMEOUT;
+            odd->set_mood(Mood::GOOD);
+            if (!is_sure)
+                continue;
+            EXPECT_TRUE(took_long) << "too few waves to tell";
+            if (is_fast_engine)
+                EXPECT_LT(n_found, 64u);
+            else
+                EXPECT_EQ(n_found, 64u);
+            EXPECT_EQ(engine->stats().lookup_errors > 0, is_fast_engine);
+        }
+        EXPECT_TRUE(is_sure) << "this machine is too busy";
+    }
+}
+
+TEST_P(HangTest, APromptWhoseTimeIsOverLeavesTheOthersTheirs)
+{
+    constexpr uint64_t LONG_NS = 600000000000, NO_SILENCE_NS = 4;
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    const cachegen_request request = engine->request(tokens);
+    cg_test_asking *asking = cg_test_asking_new(engine->c, &request, 1, LONG_NS);
+    ASSERT_NE(asking, nullptr);
+    odd->set_mood(Mood::HANGING);
+    EXPECT_EQ(cg_test_asking_ask(asking, NO_SILENCE_NS, false), CG_ASKED_LATE);
+    EXPECT_EQ(cg_test_asking_found(asking, 0), 0);
+    EXPECT_EQ(cg_test_asking_found(asking, 1), -1) << "it was given up";
+    EXPECT_EQ(cg_test_asking_ask(asking, 1000000, false), CG_ASKED_IN_VAIN);
+    EXPECT_EQ(cg_test_asking_found(asking, 1), 0) << "of a silent store all end";
+    cg_test_asking_free(asking);
+
+    asking = cg_test_asking_new(engine->c, &request, 1, LONG_NS);
+    ASSERT_NE(asking, nullptr);
+    EXPECT_EQ(cg_test_asking_ask(asking, NO_SILENCE_NS, false), CG_ASKED_LATE);
+    odd->set_mood(Mood::GOOD);
+    EXPECT_EQ(cg_test_asking_ask(asking, LONG_NS, false), CG_ASKED);
+    EXPECT_EQ(cg_test_asking_found(asking, 1), 4);
+    cg_test_asking_free(asking);
+}
+
+// Where so much was left open that nothing can be asked any more, or the queue was to be replaced.
+TEST_P(HangTest, AQueueThatIsFullOfAbandonedQuestionsIsNotAskedAgain)
+{
+    constexpr uint64_t LONG_NS = 600000000000, SECOND_NS = 1000000000, NO_SILENCE_NS = 4;
+    engine = open(", \"max_abandoned_reads\": 1");
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+    const cachegen_request request = engine->request(tokens);
+    cg_test_asking *asking = cg_test_asking_new(engine->c, &request, 1, LONG_NS);
+    ASSERT_NE(asking, nullptr);
+    odd->set_mood(Mood::HANGING);
+    EXPECT_EQ(cg_test_asking_ask(asking, NO_SILENCE_NS, true), CG_ASKED_LATE);
+    EXPECT_EQ(cg_test_asking_ask(asking, SECOND_NS, true), CG_ASKED_IN_VAIN);
+    EXPECT_EQ(cg_test_asking_found(asking, 1), 0);
+    cg_test_asking_free(asking);
+}
+
+// Questions wait behind what loads have under way, over a link that became slow.
+TEST_P(HangTest, AStoreThatBringsBytesOfLoadsIsNotSilent)
+{
+    constexpr std::chrono::milliseconds TIMEOUT(1000), PAUSE(100), LATE(500);
+    constexpr int N_READS = 20;
+    const Tokens tokens = prompt(64);
+    bool is_sure = false; // else this thread itself came late
+    for (int i = 0; i < 10 && !is_sure; i++) {
+        engine = open(", \"recompute_tokens_per_s\": 0.001", TIMEOUT.count());
+        ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+        Clock::time_point last = Clock::now();
+        cachegen_lookup *lookup = start_held_lookup(tokens, Mood::HANGING);
+        std::future<uint32_t> found =
+            std::async(std::launch::async, [&] { return finish(lookup); });
+        is_sure = true;
+        for (int read = 0; read < N_READS && is_sure; read++) {
+            found.wait_for(PAUSE);
+            cg_test_bytes_came(engine->c);
+            is_sure = Clock::now() - last < LATE;
+            last = Clock::now();
+        }
+        odd->set_mood(Mood::GOOD);
+        const uint32_t n_found = found.get();
+        if (!is_sure)
+            continue;
+        EXPECT_EQ(n_found, 63u);
+        EXPECT_EQ(engine->stats().lookup_errors, 0u);
+        EXPECT_EQ(engine->look_up(prompt(64, 2)).hit_tokens, 0u);
         EXPECT_EQ(engine->stats().lookups_skipped, 0u);
     }
     EXPECT_TRUE(is_sure) << "this machine is too busy";

@@ -30,6 +30,7 @@ struct OddFs::State {
     bool is_far = false, is_serial = false;
     bool released = false;
     Mood mood = Mood::GOOD;
+    int n_waves = 0; // of answers to what hung
     int n_hanging = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
     size_t most_asked = 0, n_asked = 0;
     std::set<int> open;                 // descriptors of files that are open through the mount
@@ -117,7 +118,8 @@ struct OddFsCalls {
         if (mood == Mood::HANGING || (mood == Mood::TRICKLING && kind == READS)) {
             s->n_hanging++;
             s->released_changed.notify_all();
-            s->released_changed.wait(guard, [s, mood] { return s->mood != mood; });
+            const int wave = s->n_waves;
+            s->released_changed.wait(guard, [&] { return s->mood != mood || s->n_waves != wave; });
             s->n_hanging--;
         }
         if (s->mood == Mood::IN_ROUNDS)
@@ -399,6 +401,13 @@ void OddFs::set_mood(Mood mood)
 {
     const std::lock_guard<std::mutex> guard(state_->lock);
     state_->mood = mood;
+    state_->released_changed.notify_all();
+}
+
+void OddFs::answer_what_hangs()
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    state_->n_waves++;
     state_->released_changed.notify_all();
 }
 

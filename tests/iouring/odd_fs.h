@@ -44,6 +44,7 @@ class OddFs
 
     void release(); // all that hangs, and what would hang from now on
     void set_mood(Mood mood);
+    void answer_what_hangs(); // for its mood; what comes later hangs as before
     int n_hanging() const;
     int n_calls() const;                      // of all kinds
     std::map<std::string, int> calls() const; // "mkdir", "getattr" (look-ups, too)

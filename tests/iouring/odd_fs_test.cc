@@ -550,7 +550,7 @@ TEST_P(OddFsTest, FindsWhatLiesInAFolderThatIsGoneAlsoWhereAnotherLookUpSawThatF
         odd->set_mood(cg_test::Mood::HANGING);
         std::thread asking([&] {
             if (is_probe) {
-                EXPECT_EQ(cg_store_probe(lookup.store, io, &lookup.chunk.header.key, 1, 0,
+                EXPECT_EQ(cg_store_probe(lookup.store, io, &lookup.chunk.header.key, 1, nullptr,
                                          &is_there, &n_errors),
                           CG_OK);
                 return;
@@ -599,7 +599,7 @@ TEST_P(OddFsTest, FindsAllLevelsOfAChunkWhoseFolderIsGoneInTheMiddleOfALookUp)
         losing.n_kept = 0;
         ASSERT_EQ(cg_store_open_folders(lookup.store, SECOND_NS), CG_OK);
         ASSERT_GE(cg_folders_get(lookup.store->folders, key.bytes[0]), 0);
-        ASSERT_EQ(cg_store_lookup_open(lookup.store, io, &key, 1, &lookup.profile, levels, 0,
+        ASSERT_EQ(cg_store_lookup_open(lookup.store, io, &key, 1, &lookup.profile, levels, nullptr,
                                        &keeper, &lookup.entry, &n_errors),
                   CG_OK);
         EXPECT_LT(cg_folders_get(lookup.store->folders, key.bytes[0]), 0) << "it was not gone";

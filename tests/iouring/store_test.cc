@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
 #include <filesystem>
 #include <fstream>
@@ -278,6 +279,46 @@ TEST_P(StoreTest, StopsALookUpAtItsDeadline)
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
     for (const cg_store_entry &entry : look_up(chain, nullptr))
         EXPECT_EQ(entry.levels, 1) << "the next one is whole";
+}
+
+// How often a deadline was asked for, and what it was told.
+struct Asked {
+    int n = 0;
+    uint64_t first_ns = 0, last_ns = 0;
+    bool is_rising = true;
+};
+
+uint64_t note_answers(void *user, uint64_t answered_ns)
+{
+    Asked *asked = static_cast<Asked *>(user);
+    if (asked->n++ == 0)
+        asked->first_ns = answered_ns;
+    asked->is_rising = asked->is_rising && answered_ns >= asked->last_ns;
+    asked->last_ns = answered_ns;
+    return UINT64_MAX;
+}
+
+TEST_P(StoreTest, TellsALookUpsPatienceOfEachAnswer)
+{
+    const std::vector<Chunk> chain = make_chain(2, CG_L0);
+    publish_all(chain);
+    for (const bool is_probe : {false, true}) {
+        SCOPED_TRACE(is_probe);
+        Asked asked;
+        const cg_store_patience patience = {note_answers, &asked};
+        cg_store_entry entry = {};
+        bool is_there = false;
+        const auto begun = std::chrono::steady_clock::now().time_since_epoch();
+        EXPECT_EQ(is_probe ? cg_store_probe(store, io, &chain[0].header.key, 1, &patience,
+                                            &is_there, &n_errors)
+                           : cg_store_lookup_open(store, io, &chain[0].header.key, 1, nullptr, 1,
+                                                  &patience, nullptr, &entry, &n_errors),
+                  CG_OK);
+        EXPECT_EQ(is_probe ? is_there : entry.levels == 1, true);
+        EXPECT_GT(asked.n, 0);
+        EXPECT_GE(std::chrono::nanoseconds(asked.first_ns), begun) << "no answer yet";
+        EXPECT_TRUE(asked.is_rising);
+    }
 }
 
 TEST_P(StoreTest, WantsAnIdleQueue)
