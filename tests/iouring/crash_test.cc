@@ -81,11 +81,13 @@ TEST_P(CrashTest, LeavesOnlyWholeFilesWhenKilledAtAnyMoment)
     std::mt19937 random(seed);
     unsigned n_killed = 0;
     for (unsigned round = 0; round < N_KILLS || dir.files().empty(); round++) {
+        // Before it runs: what is listed must stand still.
+        const unsigned most_us = dir.files().empty() ? 40000 * (round + 1) : 40000;
         const pid_t child = start_publisher(dir.path, GetParam(), round);
         ASSERT_GE(child, 0);
         // The moment is random; nothing waits for it. Where a disk is so slow that nothing was
         // written until then, it comes later with each round.
-        usleep(1000 + random() % (dir.files().empty() ? 40000 * (round + 1) : 40000));
+        usleep(1000 + random() % most_us);
         kill(child, SIGKILL);
         int status;
         ASSERT_EQ(waitpid(child, &status, 0), child);
