@@ -140,7 +140,7 @@ static waiting wait_for(cg_prefix *const *prefixes, size_t n, uint64_t silence_n
                      .is_silent = true};
 }
 
-/* What a call to the store has come to. Those end that are not asked for further. */
+/* What a call to the store has come to. */
 static cg_asked conclude(const waiting *w, const cg_io *io, cg_status status, uint64_t took_ns)
 {
     const bool is_late = status == CG_ERR_TIMED_OUT,
