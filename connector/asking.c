@@ -83,6 +83,9 @@ typedef struct waiting {
     size_t n;
     uint64_t begun_ns; /* 0: not yet */
     uint64_t most_ns, silence_ns;
+    uint64_t answered_ns;             /* what follows is of since then */
+    double came_bytes, largest_bytes; /* what loads had had, and the most that they had under way */
+    uint64_t alive_ns;                /* when an answer came last, or bytes that it may wait for */
     bool is_silent; /* that ends it; also where nothing could be asked: too much was left open */
 } waiting;
 
@@ -95,24 +98,39 @@ static bool is_wanted(const waiting *w)
     return any && !w->prefixes[0]->runtime->stop;
 }
 
+/* A question may wait behind all that loads have under way, and the link be slow: what they bring
+ * shows that the store is alive. Each of a question's round trips waits for no more than that; one
+ * that is open after more hangs. */
+static void note_bytes(waiting *w, const cg_link_meter *meter, uint64_t answered_ns)
+{
+    if (w->answered_ns != answered_ns) {
+        w->answered_ns = w->alive_ns = answered_ns;
+        w->came_bytes = meter->came_bytes;
+        w->largest_bytes = 0;
+    }
+    if (meter->under_way_bytes > w->largest_bytes)
+        w->largest_bytes = meter->under_way_bytes;
+    if (meter->came_ns > w->alive_ns &&
+        meter->came_bytes - w->came_bytes <= FEW_ROUND_TRIPS * w->largest_bytes)
+        w->alive_ns = meter->came_ns;
+}
+
 static uint64_t until_ns(void *user, uint64_t answered_ns)
 {
     waiting *w = user;
     cg_runtime *rt = w->prefixes[0]->runtime;
     pthread_mutex_lock(&rt->lock);
-    /* A question may wait behind all that loads have under way, and the link be slow. */
-    const uint64_t came_ns = cg_runtime_speeds(rt)->meter.came_ns;
+    note_bytes(w, &cg_runtime_speeds(rt)->meter, answered_ns);
     cg_runtime_speeds_end(rt);
     const bool goes_on = is_wanted(w);
     pthread_mutex_unlock(&rt->lock);
     if (w->begun_ns == 0)
         w->begun_ns = answered_ns;
-    const uint64_t alive_ns = came_ns > answered_ns ? came_ns : answered_ns,
-                   silent_ns = alive_ns + w->silence_ns, end_ns = w->begun_ns + w->most_ns;
+    const uint64_t silent_ns = w->alive_ns + w->silence_ns, end_ns = w->begun_ns + w->most_ns;
     /* Half of it says so, too, where the prompt has no more time and nothing has come of the call:
      * of two questions the first may have been answered from memory. */
     w->is_silent = goes_on && (silent_ns <= end_ns ||
-                               (alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2));
+                               (w->alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2));
     return !goes_on ? 0 : silent_ns <= end_ns ? silent_ns : end_ns;
 }
 

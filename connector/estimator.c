@@ -182,7 +182,9 @@ cg_link_mark cg_link_meter_begin(cg_link_meter *meter, uint64_t bytes, uint64_t 
     advance(meter, now_ns);
     if (++meter->n_reading > meter->n_least)
         meter->n_least = meter->n_reading;
-    const cg_link_mark mark = {.id = ++meter->last_id, .share_ns = meter->share_ns};
+    const cg_link_mark mark = {
+        .id = ++meter->last_id, .bytes = (double)bytes, .share_ns = meter->share_ns};
+    meter->under_way_bytes += mark.bytes;
     cg_link_read *read = find_read(meter, 0);
     if (read != NULL)
         *read = (cg_link_read){
@@ -248,6 +250,7 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
         meter->n_reading--;
     if (read != NULL)
         *read = (cg_link_read){0};
+    meter->under_way_bytes -= mark.bytes;
     const double duration_ns = now_ns > begun_ns ? (double)(now_ns - begun_ns) : 0;
     if (bytes > 0 && cg_link_is_from_memory(bytes, duration_ns)) {
         const double bps = (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1);
@@ -256,6 +259,7 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
         e->generation++;
     } else if (bytes > 0) {
         meter->came_ns = now_ns;
+        meter->came_bytes += (double)bytes;
         meter->bytes += (double)bytes;
         meter->ns += was_aside ? usual_ns(e, bytes, share_ns) : share_ns;
         if (!was_aside)

@@ -94,13 +94,15 @@ typedef struct cg_link_read {
 } cg_link_read;
 
 typedef struct cg_link_meter {
-    uint64_t last_ns;   /* when the number of reads last changed */
-    uint64_t came_ns;   /* when bytes came over the link last; 0: never */
-    double share_ns;    /* what a read would have had since the meter's start */
-    uint32_t n_reading; /* that are not set aside */
-    double bytes, ns;   /* of reads that are not yet a sample */
-    uint32_t n_ended;   /* how many those are */
-    uint32_t n_least;   /* the most that were under way at once since the last sample */
+    uint64_t last_ns;       /* when the number of reads last changed */
+    uint64_t came_ns;       /* when bytes came over the link last; 0: never */
+    double came_bytes;      /* that came over it, since the meter's start */
+    double under_way_bytes; /* that reads ask for which have not ended */
+    double share_ns;        /* what a read would have had since the meter's start */
+    uint32_t n_reading;     /* that are not set aside */
+    double bytes, ns;       /* of reads that are not yet a sample */
+    uint32_t n_ended;       /* how many those are */
+    uint32_t n_least;       /* the most that were under way at once since the last sample */
     uint64_t last_id;
     cg_link_read reads[CG_METER_READS]; /* under way; what finds no place is never set aside */
 } cg_link_meter;
@@ -108,6 +110,7 @@ typedef struct cg_link_meter {
 /* What a meter knows a read by. */
 typedef struct cg_link_mark {
     uint64_t id;
+    double bytes;    /* that it asks for */
     double share_ns; /* the meter's when it began */
 } cg_link_mark;
 

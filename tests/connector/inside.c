@@ -7,16 +7,27 @@
 #include "connector/runtime.h"
 #include <stdlib.h>
 
-void cg_test_bytes_came(cachegen *connector)
+static void measure(cachegen *connector, uint64_t n_bytes, bool ends)
 {
     cg_runtime *runtime = cg_runtime_get(connector);
     pthread_mutex_lock(&runtime->lock);
     cg_speeds *speeds = cg_runtime_speeds(runtime);
     const uint64_t ended_ns = cg_now_ns(), begun_ns = ended_ns - 50000000;
-    const cg_link_mark mark = cg_link_meter_begin(&speeds->meter, 1000, begun_ns);
-    cg_link_meter_end(&speeds->meter, mark, 1000, begun_ns, ended_ns, &speeds->link);
+    const cg_link_mark mark = cg_link_meter_begin(&speeds->meter, n_bytes, begun_ns);
+    if (ends)
+        cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns, &speeds->link);
     cg_runtime_speeds_end(runtime);
     pthread_mutex_unlock(&runtime->lock);
+}
+
+void cg_test_bytes_begin(cachegen *connector, uint64_t n_bytes)
+{
+    measure(connector, n_bytes, false);
+}
+
+void cg_test_bytes_came(cachegen *connector, uint64_t n_bytes)
+{
+    measure(connector, n_bytes, true);
 }
 
 struct cg_test_asking {

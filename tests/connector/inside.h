@@ -10,8 +10,10 @@
 extern "C" {
 #endif
 
-/* A load has brought bytes over the link, just now. */
-void cg_test_bytes_came(cachegen *connector);
+/* A load has n_bytes under way, for ever. */
+void cg_test_bytes_begin(cachegen *connector, uint64_t n_bytes);
+/* A load has brought n_bytes over the link, just now. */
+void cg_test_bytes_came(cachegen *connector, uint64_t n_bytes);
 
 /* Two look-ups of one prompt, the first of which has so much patience, the second so much. NULL
  * without memory. */
