@@ -79,23 +79,25 @@ static void count_errors(cg_runtime *rt, uint32_t n_errors, cg_status status)
 
 /* For how long a call to the store waits. */
 typedef struct waiting {
-    cg_prefix *const *prefixes; /* [n] */
+    cg_runtime *runtime;
+    cg_prefix *const *prefixes; /* [n]; none: until it is known whether the store is silent */
     size_t n;
     uint64_t begun_ns; /* 0: not yet */
     uint64_t most_ns, silence_ns;
     uint64_t answered_ns;             /* what follows is of since then */
     double came_bytes, largest_bytes; /* what loads had had, and the most that they had under way */
     uint64_t alive_ns;                /* when an answer came last, or bytes that it may wait for */
-    bool is_silent; /* that ends it; also where nothing could be asked: too much was left open */
+    bool is_silent;  /* that ends it; also where nothing could be asked: too much was left open */
+    bool is_dropped; /* or else that nobody wants it any more */
 } waiting;
 
 /* With the lock held. */
 static bool is_wanted(const waiting *w)
 {
-    bool any = false;
+    bool any = w->n == 0;
     for (size_t i = 0; i < w->n && !any; i++)
         any = !w->prefixes[i]->is_cancelled;
-    return any && !w->prefixes[0]->runtime->stop;
+    return any && !w->runtime->stop;
 }
 
 /* A question may wait behind all that loads have under way, and the link be slow: what they bring
@@ -118,20 +120,24 @@ static void note_bytes(waiting *w, const cg_link_meter *meter, uint64_t answered
 static uint64_t until_ns(void *user, uint64_t answered_ns)
 {
     waiting *w = user;
-    cg_runtime *rt = w->prefixes[0]->runtime;
+    cg_runtime *rt = w->runtime;
     pthread_mutex_lock(&rt->lock);
     note_bytes(w, &cg_runtime_speeds(rt)->meter, answered_ns);
     cg_runtime_speeds_end(rt);
-    const bool goes_on = is_wanted(w);
+    w->is_dropped = !is_wanted(w);
     pthread_mutex_unlock(&rt->lock);
     if (w->begun_ns == 0)
         w->begun_ns = answered_ns;
-    const uint64_t silent_ns = w->alive_ns + w->silence_ns, end_ns = w->begun_ns + w->most_ns;
+    const uint64_t silent_ns = w->alive_ns + w->silence_ns, most_ns = w->begun_ns + w->most_ns,
+                   end_ns = silent_ns <= most_ns ? silent_ns : most_ns, now_ns = cg_now_ns();
     /* Half of it says so, too, where the prompt has no more time and nothing has come of the call:
      * of two questions the first may have been answered from memory. */
-    w->is_silent = goes_on && (silent_ns <= end_ns ||
-                               (w->alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2));
-    return !goes_on ? 0 : silent_ns <= end_ns ? silent_ns : end_ns;
+    const bool is_silence =
+        silent_ns <= most_ns || (w->alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2);
+    w->is_silent = is_silence && (!w->is_dropped || now_ns >= end_ns);
+    /* What happens meanwhile is looked at from time to time. */
+    const uint64_t look_ns = now_ns + w->silence_ns / 8 + 1;
+    return w->is_dropped ? 0 : look_ns < end_ns ? look_ns : end_ns;
 }
 
 static uint64_t left_ns(const cg_prefix *p)
@@ -151,25 +157,29 @@ static waiting wait_for(cg_prefix *const *prefixes, size_t n, uint64_t silence_n
     uint64_t most_ns = UINT64_MAX;
     for (size_t i = 0; i < n; i++)
         most_ns = left_ns(prefixes[i]) < most_ns ? left_ns(prefixes[i]) : most_ns;
-    return (waiting){.prefixes = prefixes,
+    return (waiting){.runtime = prefixes[0]->runtime,
+                     .prefixes = prefixes,
                      .n = n,
                      .most_ns = most_ns > least_ns(silence_ns) ? most_ns : least_ns(silence_ns),
                      .silence_ns = silence_ns,
                      .is_silent = true};
 }
 
-/* What a call to the store has come to. */
-static cg_asked conclude(const waiting *w, const cg_io *io, cg_status status, uint64_t took_ns)
+/* What a call to the store has come to, with so many errors besides its status. */
+static cg_asked conclude(const waiting *w, const cg_io *io, cg_status status, uint32_t n_errors,
+                         uint64_t took_ns)
 {
     const bool is_late = status == CG_ERR_TIMED_OUT,
                is_broken = cg_io_n_under_way(io) > 0 ||
                            (status != CG_OK && !is_late && status != CG_ERR_NO_MEMORY);
     for (size_t i = 0; i < w->n; i++)
         w->prefixes[i]->asked_ns += took_ns;
-    return is_late && w->is_silent ? CG_ASKED_IN_VAIN
-           : is_broken             ? CG_ASKED_BROKEN
-           : is_late               ? CG_ASKED_LATE
-                                   : CG_ASKED;
+    const cg_asked asked = is_late && w->is_silent ? CG_ASKED_IN_VAIN
+                           : is_broken             ? CG_ASKED_BROKEN
+                           : is_late               ? CG_ASKED_LATE
+                                                   : CG_ASKED;
+    count_errors(w->runtime, n_errors, asked == CG_ASKED_LATE && w->is_dropped ? CG_OK : status);
+    return asked;
 }
 
 /* Whether a prompt is asked for further after a call: one that was late leaves time to some. */
@@ -210,8 +220,7 @@ static cg_asked look_ahead(const cg_asking_width *width, cg_io *io, cg_prefix *c
         status = cg_store_probe(rt->connector->store, io, keys, n_keys,
                                 &(cg_store_patience){until_ns, &w}, there, &n_errors);
     }
-    const cg_asked asked = conclude(&w, io, status, cg_now_ns() - began_ns);
-    count_errors(rt, n_errors, status);
+    const cg_asked asked = conclude(&w, io, status, n_errors, cg_now_ns() - began_ns);
     const cg_store_entry none = {0};
     const bool is_sparse = answers_few(rt->connector, width);
     for (size_t i = 0, at = 0; i < n && status == CG_OK; at += counts[i], i++) {
@@ -358,12 +367,11 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
                                  keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
     }
     const uint64_t took_ns = cg_now_ns() - began_ns;
-    const cg_asked asked = conclude(&w, io, status, took_ns);
-    const bool is_late = status == CG_ERR_TIMED_OUT;
+    const cg_asked asked = conclude(&w, io, status, n_errors, took_ns);
+    const bool is_late = status == CG_ERR_TIMED_OUT && (w.is_silent || !w.is_dropped);
     if (b.n_keys > 0 && (is_late || status == CG_OK))
         cg_asking_learn(width, (uint32_t)b.n_keys, is_late ? UINT64_MAX : took_ns, c->latency_ns,
                         began_ns + took_ns);
-    count_errors(rt, n_errors, status);
     for (size_t i = 0; i < b.n_questions; i++) {
         const question *q = &b.questions[i];
         cg_chunk_memory_entry *known = &q->prefix->known[q->index];
@@ -413,4 +421,18 @@ cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *pref
         asked = ask_chunks(width, io, chosen, n_chosen, silence_ns);
     choose(prefixes, n, false, chosen); /* what is remembered may be all that is lacking */
     return asked;
+}
+
+bool cg_asking_is_silent(cg_runtime *rt, cg_io *io, uint64_t silence_ns)
+{
+    /* A key that nobody has: only whether the store answers counts. */
+    const cg_key any = {{0}};
+    bool is_there;
+    uint32_t n_errors;
+    waiting w = {
+        .runtime = rt, .most_ns = UINT64_MAX / 2, .silence_ns = silence_ns, .is_silent = true};
+    const cg_status status =
+        cg_store_probe(rt->connector->store, io, &any, 1, &(cg_store_patience){until_ns, &w},
+                       &is_there, &n_errors);
+    return status == CG_ERR_TIMED_OUT;
 }

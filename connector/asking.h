@@ -34,7 +34,8 @@ typedef struct cg_asking_width {
 void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns,
                      uint64_t latency_ns, uint64_t now_ns);
 
-typedef struct cg_prefix cg_prefix; /* connector/prefix.h */
+typedef struct cg_prefix cg_prefix;   /* connector/prefix.h */
+typedef struct cg_runtime cg_runtime; /* connector/runtime.h */
 
 /* What became of a call. */
 typedef enum cg_asked {
@@ -54,6 +55,10 @@ typedef enum cg_asked {
  * for half of that, where no more of a call was to be waited for, of which nothing has come. */
 cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
                        uint64_t silence_ns);
+
+/* Asks one small question. True: the store is silent; an error is an answer. The cg_io must be
+ * idle. */
+bool cg_asking_is_silent(cg_runtime *runtime, cg_io *io, uint64_t silence_ns);
 
 #ifdef __cplusplus
 }

@@ -287,30 +287,17 @@ static void drop_stuck_queue(cg_io **io, bool has_failed)
     }
 }
 
-/* With the lock held: when a load of this process brought bytes last. */
-static uint64_t bytes_came_ns(cg_runtime *rt)
-{
-    const uint64_t came_ns = cg_runtime_speeds(rt)->meter.came_ns;
-    cg_runtime_speeds_end(rt);
-    return came_ns;
-}
-
 /* One small question. False: no answer in the time of a look-up; an error is one. */
-static bool store_answers(const cachegen *c, cg_io **io)
+static bool store_answers(cg_runtime *rt, cg_io **io)
 {
-    uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
-    const cg_store_patience patience = cg_store_until(&until_ns);
-    /* A key that nobody has: only whether the store answers counts. */
-    const cg_key any = {{0}};
-    bool is_there;
-    uint32_t n_errors;
+    const cachegen *c = rt->connector;
     const cg_io_config config = cg_runtime_io_config(c);
     if (*io == NULL && cg_io_new(&config, io) != CG_OK)
         return true; /* what that means the next look-up will see */
-    const cg_status status =
-        cg_store_probe(c->store, *io, &any, 1, &patience, &is_there, &n_errors);
-    drop_stuck_queue(io, status != CG_OK);
-    return status != CG_ERR_TIMED_OUT;
+    const bool is_silent =
+        cg_asking_is_silent(rt, *io, c->config->lookup_timeout_ms * UINT64_C(1000000));
+    drop_stuck_queue(io, is_silent);
+    return !is_silent;
 }
 
 /* With the lock held: how long the engine would take until it has computed what a look-up is for;
@@ -327,8 +314,8 @@ static uint64_t computed_in_ns(cg_runtime *rt, const cachegen_lookup *l)
 }
 
 /* With the lock held: whether a look-up that nothing was asked for yet is worth asking for. No: it
- * has waited for others, who left the line at free_ns, for longer than the engine takes to compute
- * the prompt, and than the store may take, or all that the request may. */
+ * has waited for others, who left the line at free_ns, for longer than the engine would take until
+ * it had computed the prompt, and than the store may take, or all that the request may. */
 static bool is_in_time(cg_runtime *rt, const cachegen_lookup *l, uint64_t free_ns)
 {
     const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
@@ -359,10 +346,8 @@ static void await_answer(cg_runtime *rt, cg_io **io)
         while (rt->lookups.head != NULL)
             skip(rt, (cachegen_lookup *)cg_operation_take(rt, &rt->lookups));
         pthread_mutex_unlock(&rt->lock);
-        const uint64_t asked_ns = cg_now_ns();
-        bool answers = store_answers(rt->connector, io);
+        const bool answers = store_answers(rt, io);
         pthread_mutex_lock(&rt->lock);
-        answers = answers || bytes_came_ns(rt) > asked_ns;
         rt->store_is_silent = !answers;
         if (!answers && !rt->stop)
             cg_runtime_wait(rt, &rt->lookups.filled, cg_now_ns() + pause_ns);

@@ -19,7 +19,7 @@ enum {
     FIRST_WINDOW = 128 << 10, /* so much is under way then, and twice as much as came since */
 };
 
-bool cg_stream_is_far(const cg_speeds *speeds)
+static bool is_far(const cg_speeds *speeds)
 {
     return speeds->latency_ns >= CG_FAR_NS;
 }
@@ -32,7 +32,7 @@ static double busy_bytes(const cg_speeds *speeds, double link_bps)
 
 static double most_window_bytes(const cg_speeds *speeds, double link_bps)
 {
-    const double s = (cg_stream_is_far(speeds) ? WINDOW_MS : NEAR_WINDOW_MS) / 1e3;
+    const double s = (is_far(speeds) ? WINDOW_MS : NEAR_WINDOW_MS) / 1e3;
     return link_bps / 8 * (s + 2 * speeds->latency_ns / 1e9);
 }
 
@@ -43,7 +43,7 @@ double cg_stream_full_window(const cg_speeds *speeds, double link_bps, uint64_t 
     const double most = most_window_bytes(speeds, link_bps);
     const double chunks = WINDOW_CHUNKS * (double)chunk_bytes, busy = busy_bytes(speeds, link_bps);
     const double bytes = chunks > busy ? chunks : busy;
-    return !cg_stream_is_far(speeds) || bytes > most ? most : bytes;
+    return !is_far(speeds) || bytes > most ? most : bytes;
 }
 
 double cg_stream_measured_bps(const cg_speeds *speeds)
@@ -176,13 +176,13 @@ uint64_t cg_stream_range_bytes(const cg_stream_window *w, const cg_stream *strea
     if (cg_stream_is_anytime(stream) && !has_slack && bytes > most)
         bytes = most;
     const double window = window_bytes(w, stream, index, speeds, link_bps);
-    if (cg_stream_is_far(speeds))
+    if (is_far(speeds))
         bytes = far_range(w, window, bytes);
     else if (cg_stream_is_anytime(stream) && bytes > window / MIN_READS)
         bytes = window / MIN_READS; /* or those few that there are in any case would be more */
     if (bytes >= RANGE)
         return RANGE;
-    const uint64_t least = cg_stream_is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
+    const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
     return bytes > (double)least ? (uint64_t)bytes / CG_STREAM_PAGE_BYTES * CG_STREAM_PAGE_BYTES
                                  : least;
 }
@@ -200,5 +200,5 @@ uint64_t cg_stream_range_end(const cg_stream *stream, uint32_t index, uint64_t t
 bool cg_stream_opens_alone(const cg_speeds *speeds, double link_bps)
 {
     const bool is_slow = link_bps / 8 * RANGE_MS / 1000 < RANGE;
-    return is_slow && !cg_stream_is_far(speeds);
+    return is_slow && !is_far(speeds);
 }

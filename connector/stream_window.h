@@ -20,13 +20,11 @@ typedef struct cg_stream_window {
     uint32_t n_reading; /* under way; the plan's, as the next two */
     uint64_t bytes_reading;
     bool is_expecting;         /* other loads, when a read was asked for last */
-    uint64_t bytes_since_idle; /* that came over the link, since none had come for a while */
+    uint64_t bytes_since_idle; /* of its reads, that came since none had come for a while */
     uint32_t idle_added;       /* samples of the link, when it was idle last */
     uint32_t n_from_memory;    /* reads in a row; 0: none had ended for a while */
 } cg_stream_window;
 
-/* Whether the store is a network away. */
-bool cg_stream_is_far(const cg_speeds *speeds);
 /* The link's speed as far as it was measured, 0: not at all. What was only told may be wrong by any
  * factor, so no reads are staked on it. */
 double cg_stream_measured_bps(const cg_speeds *speeds);
