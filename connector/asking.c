@@ -2,14 +2,13 @@
 
 #include "connector/clock.h"
 #include "connector/prefix.h"
+#include "connector/silence.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* So many round trips take the questions about a chunk, also of many at once, where the store
- * answers all at once: its folder, its name, opening, reading, and what else was not there. */
-enum { FEW_ROUND_TRIPS = 8, STEP_UP = 8 };
+enum { STEP_UP = 8 };
 static const uint64_t LEAST_SLOW_NS = UINT64_C(60000000000), MOST_SLOW_NS = 60 * LEAST_SLOW_NS;
 
 static bool was_slow(const cg_asking_width *width, uint64_t now_ns)
@@ -31,7 +30,7 @@ void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns
                      uint64_t latency_ns, uint64_t now_ns)
 {
     uint32_t next = width->n_chunks;
-    if (took_ns > FEW_ROUND_TRIPS * latency_ns) {
+    if (took_ns > CG_FEW_ROUND_TRIPS * latency_ns) {
         next = n_chunks / 2 < next ? n_chunks / 2 : next;
         believe_slow(width, now_ns);
     } else if (n_chunks >= next / 2) {
@@ -79,14 +78,10 @@ static void count_errors(cg_runtime *rt, uint32_t n_errors, cg_status status)
 
 /* For how long a call to the store waits. */
 typedef struct waiting {
-    cg_runtime *runtime;
+    cg_silence silence;
     cg_prefix *const *prefixes; /* [n]; none: until it is known whether the store is silent */
     size_t n;
-    uint64_t begun_ns; /* 0: not yet */
-    uint64_t most_ns, silence_ns;
-    uint64_t answered_ns;             /* what follows is of since then */
-    double came_bytes, largest_bytes; /* what loads had had, and the most that they had under way */
-    uint64_t alive_ns;                /* when an answer came last, or bytes that it may wait for */
+    uint64_t begun_ns, most_ns; /* begun_ns 0: not yet */
     bool is_silent;  /* that ends it; also where nothing could be asked: too much was left open */
     bool is_dropped; /* or else that nobody wants it any more */
 } waiting;
@@ -97,47 +92,27 @@ static bool is_wanted(const waiting *w)
     bool any = w->n == 0;
     for (size_t i = 0; i < w->n && !any; i++)
         any = !w->prefixes[i]->is_cancelled;
-    return any && !w->runtime->stop;
-}
-
-/* A question may wait behind all that loads have under way, and the link be slow: what they bring
- * shows that the store is alive. Each of a question's round trips waits for no more than that; one
- * that is open after more hangs. */
-static void note_bytes(waiting *w, const cg_link_meter *meter, uint64_t answered_ns)
-{
-    if (w->answered_ns != answered_ns) {
-        w->answered_ns = w->alive_ns = answered_ns;
-        w->came_bytes = meter->came_bytes;
-        w->largest_bytes = 0;
-    }
-    if (meter->under_way_bytes > w->largest_bytes)
-        w->largest_bytes = meter->under_way_bytes;
-    if (meter->came_ns > w->alive_ns &&
-        meter->came_bytes - w->came_bytes <= FEW_ROUND_TRIPS * w->largest_bytes)
-        w->alive_ns = meter->came_ns;
+    return any && !w->silence.runtime->stop;
 }
 
 static uint64_t until_ns(void *user, uint64_t answered_ns)
 {
     waiting *w = user;
-    cg_runtime *rt = w->runtime;
+    cg_runtime *rt = w->silence.runtime;
     pthread_mutex_lock(&rt->lock);
-    note_bytes(w, &cg_runtime_speeds(rt)->meter, answered_ns);
-    cg_runtime_speeds_end(rt);
+    const uint64_t silent_ns = cg_silence_ns(&w->silence, answered_ns);
     w->is_dropped = !is_wanted(w);
     pthread_mutex_unlock(&rt->lock);
     if (w->begun_ns == 0)
         w->begun_ns = answered_ns;
-    const uint64_t silent_ns = w->alive_ns + w->silence_ns, most_ns = w->begun_ns + w->most_ns,
-                   end_ns = silent_ns <= most_ns ? silent_ns : most_ns, now_ns = cg_now_ns();
+    const uint64_t most_ns = w->begun_ns + w->most_ns,
+                   end_ns = silent_ns <= most_ns ? silent_ns : most_ns;
     /* Half of it says so, too, where the prompt has no more time and nothing has come of the call:
      * of two questions the first may have been answered from memory. */
-    const bool is_silence =
-        silent_ns <= most_ns || (w->alive_ns == w->begun_ns && w->most_ns >= w->silence_ns / 2);
-    w->is_silent = is_silence && (!w->is_dropped || now_ns >= end_ns);
-    /* What happens meanwhile is looked at from time to time. */
-    const uint64_t look_ns = now_ns + w->silence_ns / 8 + 1;
-    return w->is_dropped ? 0 : look_ns < end_ns ? look_ns : end_ns;
+    const bool is_silence = silent_ns <= most_ns || (w->silence.alive_ns == w->begun_ns &&
+                                                     w->most_ns >= w->silence.silence_ns / 2);
+    w->is_silent = is_silence && (!w->is_dropped || cg_now_ns() >= end_ns);
+    return w->is_dropped ? 0 : cg_silence_look_ns(&w->silence, end_ns);
 }
 
 static uint64_t left_ns(const cg_prefix *p)
@@ -157,11 +132,10 @@ static waiting wait_for(cg_prefix *const *prefixes, size_t n, uint64_t silence_n
     uint64_t most_ns = UINT64_MAX;
     for (size_t i = 0; i < n; i++)
         most_ns = left_ns(prefixes[i]) < most_ns ? left_ns(prefixes[i]) : most_ns;
-    return (waiting){.runtime = prefixes[0]->runtime,
+    return (waiting){.silence = {.runtime = prefixes[0]->runtime, .silence_ns = silence_ns},
                      .prefixes = prefixes,
                      .n = n,
                      .most_ns = most_ns > least_ns(silence_ns) ? most_ns : least_ns(silence_ns),
-                     .silence_ns = silence_ns,
                      .is_silent = true};
 }
 
@@ -178,15 +152,16 @@ static cg_asked conclude(const waiting *w, const cg_io *io, cg_status status, ui
                            : is_broken             ? CG_ASKED_BROKEN
                            : is_late               ? CG_ASKED_LATE
                                                    : CG_ASKED;
-    count_errors(w->runtime, n_errors, asked == CG_ASKED_LATE && w->is_dropped ? CG_OK : status);
+    count_errors(w->silence.runtime, n_errors,
+                 asked == CG_ASKED_LATE && w->is_dropped ? CG_OK : status);
     return asked;
 }
 
 /* Whether a prompt is asked for further after a call: one that was late leaves time to some. */
 static bool goes_on(const cg_prefix *p, const waiting *w, cg_asked asked, cg_status status)
 {
-    return status == CG_OK ||
-           (asked == CG_ASKED_LATE && left_ns(p) > 0 && left_ns(p) >= least_ns(w->silence_ns));
+    return status == CG_OK || (asked == CG_ASKED_LATE && left_ns(p) > 0 &&
+                               left_ns(p) >= least_ns(w->silence.silence_ns));
 }
 
 /* Whether a chunk that is not asked for is worth the risk: what a far store answers slowly. */
@@ -429,8 +404,9 @@ bool cg_asking_is_silent(cg_runtime *rt, cg_io *io, uint64_t silence_ns)
     const cg_key any = {{0}};
     bool is_there;
     uint32_t n_errors;
-    waiting w = {
-        .runtime = rt, .most_ns = UINT64_MAX / 2, .silence_ns = silence_ns, .is_silent = true};
+    waiting w = {.silence = {.runtime = rt, .silence_ns = silence_ns},
+                 .most_ns = UINT64_MAX / 2,
+                 .is_silent = true};
     const cg_status status =
         cg_store_probe(rt->connector->store, io, &any, 1, &(cg_store_patience){until_ns, &w},
                        &is_there, &n_errors);

@@ -19,6 +19,12 @@ extern "C" {
 uint64_t cg_now_ns(void);  /* CLOCK_MONOTONIC */
 uint64_t cg_boot_ns(void); /* CLOCK_BOOTTIME: goes on while the machine sleeps */
 
+/* What is configured in ms. */
+static inline uint64_t cg_ms(uint64_t ms)
+{
+    return ms * UINT64_C(1000000);
+}
+
 /* The identity of this process's CLOCK_BOOTTIME, made of the boot's identity and the time
  * namespace. All zeros: it is not known (no /proc). It reads files: ask once. */
 cg_key cg_boot_clock_id(void);

@@ -201,7 +201,7 @@ static void drop_open(void *argument)
  * still waits for it. */
 static cg_status open_in_time(cachegen **c, const cg_sentence *error)
 {
-    const uint64_t until_ns = cg_now_ns() + (*c)->config->open_timeout_ms * UINT64_C(1000000);
+    const uint64_t until_ns = cg_now_ns() + cg_ms((*c)->config->open_timeout_ms);
     open_job *job = calloc(1, sizeof *job);
     if (job == NULL)
         return CG_ERR_NO_MEMORY;
@@ -333,8 +333,7 @@ void cachegen_close(cachegen *c)
         return;
     cg_runtime *rt = cg_runtime_peek(c); /* a parent's runtime is left alone */
     const uint64_t began_ns = cg_now_ns(),
-                   timeout_ns =
-                       c->config != NULL ? c->config->close_timeout_ms * UINT64_C(1000000) : 0;
+                   timeout_ns = c->config != NULL ? cg_ms(c->config->close_timeout_ms) : 0;
     const close_job closing = {.c = c, .rt = rt, .began_ns = began_ns, .timeout_ns = timeout_ns};
     if (rt != NULL)
         end_work_on_host_blocks(rt);

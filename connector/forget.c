@@ -9,7 +9,7 @@ enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1 };
 
 static uint64_t until_ns(const cachegen *connector)
 {
-    return cg_now_ns() + connector->config->retry_ms * UINT64_C(1000000);
+    return cg_now_ns() + cg_ms(connector->config->retry_ms);
 }
 
 /* What a load of the plan may have read of a chunk: the level that was asked for, or any that the

@@ -203,8 +203,7 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
     const bool damaged = count_refusal(&rt->stats, status);
-    const uint64_t until_ns =
-        cg_now_ns() + load->op.connector->config->retry_ms * UINT64_C(1000000);
+    const uint64_t until_ns = cg_now_ns() + cg_ms(load->op.connector->config->retry_ms);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (is_ours(status))
         return;

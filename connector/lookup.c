@@ -294,8 +294,7 @@ static bool store_answers(cg_runtime *rt, cg_io **io)
     const cg_io_config config = cg_runtime_io_config(c);
     if (*io == NULL && cg_io_new(&config, io) != CG_OK)
         return true; /* what that means the next look-up will see */
-    const bool is_silent =
-        cg_asking_is_silent(rt, *io, c->config->lookup_timeout_ms * UINT64_C(1000000));
+    const bool is_silent = cg_asking_is_silent(rt, *io, cg_ms(c->config->lookup_timeout_ms));
     drop_stuck_queue(io, is_silent);
     return !is_silent;
 }
@@ -318,7 +317,7 @@ static uint64_t computed_in_ns(cg_runtime *rt, const cachegen_lookup *l)
  * it had computed the prompt, and than the store may take, or all that the request may. */
 static bool is_in_time(cg_runtime *rt, const cachegen_lookup *l, uint64_t free_ns)
 {
-    const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
+    const uint64_t timeout_ns = cg_ms(l->op.connector->config->lookup_timeout_ms),
                    left_ns = l->budget_ns > l->spent_ns ? l->budget_ns - l->spent_ns : 0,
                    patience_ns = left_ns < timeout_ns ? left_ns : timeout_ns,
                    waited_ns = free_ns > l->op.started_ns ? free_ns - l->op.started_ns : 0;
@@ -330,7 +329,7 @@ static void set_patience(cg_runtime *rt, cachegen_lookup *l)
 {
     if (l->prefix.patience_ns > 0)
         return;
-    const uint64_t timeout_ns = l->op.connector->config->lookup_timeout_ms * UINT64_C(1000000),
+    const uint64_t timeout_ns = cg_ms(l->op.connector->config->lookup_timeout_ms),
                    computed_ns = computed_in_ns(rt, l);
     l->prefix.patience_ns = computed_ns > timeout_ns ? computed_ns : timeout_ns;
 }
@@ -340,7 +339,7 @@ static void set_patience(cg_runtime *rt, cachegen_lookup *l)
  * often the longer it takes, since each may leave a system call behind that hangs. */
 static void await_answer(cg_runtime *rt, cg_io **io)
 {
-    uint64_t pause_ns = rt->connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    uint64_t pause_ns = cg_ms(rt->connector->config->lookup_timeout_ms);
     rt->store_is_silent = true;
     while (!rt->stop && rt->store_is_silent) {
         while (rt->lookups.head != NULL)
@@ -409,7 +408,7 @@ static cg_asked line_ask(cg_runtime *rt, const line *at, cg_asking_width *width,
             cg_prefix_give_up(prefixes[i]);
         return CG_ASKED_BROKEN;
     }
-    const uint64_t timeout_ns = rt->connector->config->lookup_timeout_ms * UINT64_C(1000000);
+    const uint64_t timeout_ns = cg_ms(rt->connector->config->lookup_timeout_ms);
     const cg_asked asked = cg_asking_ask(width, *io, prefixes, at->n, timeout_ns);
     /* Of a call that was late, questions are left behind that take up the queue. */
     drop_stuck_queue(io, asked == CG_ASKED_BROKEN || asked == CG_ASKED_LATE);
@@ -462,8 +461,7 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r,
     l->started_boot_ns -= l->spent_ns;
     l->max_kl = (double)options->max_kl_micronats / 1e6;
     l->level_plus_1 = (uint8_t)(r->level_plus_1 > 0 ? r->level_plus_1 : config->level_plus_1);
-    l->budget_ns =
-        r->ttft_budget_ns > 0 ? r->ttft_budget_ns : config->ttft_budget_ms * UINT64_C(1000000);
+    l->budget_ns = r->ttft_budget_ns > 0 ? r->ttft_budget_ns : cg_ms(config->ttft_budget_ms);
     const cg_status status = cg_prefix_init(prefix, l->op.runtime, r, from_token);
     prefix->worst_level =
         (uint8_t)(r->worst_level_plus_1 > 0 ? r->worst_level_plus_1 - 1 : config->worst_level);

@@ -378,7 +378,7 @@ void *cg_load_reader(void *argument)
     }
     pthread_mutex_unlock(&rt->lock);
     end_files(&r);
-    cg_io_free(r.io, GRACE_MS * UINT64_C(1000000));
+    cg_io_free(r.io, cg_ms(GRACE_MS));
     pthread_mutex_lock(&rt->lock);
     cg_runtime_leave(rt);
     return NULL;

@@ -30,12 +30,11 @@ static cg_runtime *runtime_new(cachegen *connector)
     if (cg_pool_new(config->threads, 0, config->cpus, config->n_cpus, &rt->pool) != CG_OK ||
         cg_pool_new(connector->n_encoders, (int)config->encode_nice, config->cpus, config->n_cpus,
                     &rt->encoders) != CG_OK ||
-        cg_chunk_memory_new(config->positive_ttl_ms * UINT64_C(1000000),
-                            config->negative_ttl_ms * UINT64_C(1000000),
+        cg_chunk_memory_new(cg_ms(config->positive_ttl_ms), cg_ms(config->negative_ttl_ms),
                             &rt->chunk_memory) != CG_OK ||
         cg_stream_plan_init(&rt->stream_plan, config->queue_depth,
                             (uint64_t)config->staging_mib << 20,
-                            config->read_timeout_ms * UINT64_C(1000000)) != CG_OK) {
+                            cg_ms(config->read_timeout_ms)) != CG_OK) {
         cg_chunk_memory_free(rt->chunk_memory);
         cg_pool_free(rt->encoders);
         cg_pool_free(rt->pool);
@@ -139,7 +138,7 @@ void cg_runtime_refresh_store(cg_runtime *rt)
     const cachegen *c = rt->connector;
     const bool is_gone = cg_store_is_gone(c->store);
     const uint64_t now_ns = cg_now_ns(),
-                   ttl_ns = is_gone ? REOPEN_NS : c->config->positive_ttl_ms * UINT64_C(1000000);
+                   ttl_ns = is_gone ? REOPEN_NS : cg_ms(c->config->positive_ttl_ms);
     if ((!is_gone && !cg_handle_is_far(c)) || rt->opener.started || rt->stop ||
         now_ns - rt->opener_ns < ttl_ns)
         return;

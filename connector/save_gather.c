@@ -247,7 +247,7 @@ static cg_status gather_chunk(const cachegen_save *save, const cg_save_chunk *ch
 
 cg_status cg_save_gather(cachegen_save *save)
 {
-    const uint64_t timeout_ns = save->op.connector->config->save_timeout_ms * UINT64_C(1000000);
+    const uint64_t timeout_ns = cg_ms(save->op.connector->config->save_timeout_ms);
     cg_status status = CG_OK;
     for (uint32_t i = 0; i < save->n_chunks && status == CG_OK; i++)
         status = gather_chunk(save, &save->chunks[i], save->op.started_ns + timeout_ns);

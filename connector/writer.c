@@ -5,6 +5,7 @@
 #include "connector/save_encode.h"
 #include "connector/save_gather.h"
 #include "connector/save_publish.h"
+#include "connector/silence.h"
 
 #include <stdlib.h>
 
@@ -36,7 +37,7 @@ static cg_status wait_encoded(cg_save_chunk *chunk)
 static bool begin_step(cachegen_save *save, uint32_t n_answers)
 {
     cg_runtime *rt = save->op.runtime;
-    const uint64_t timeout_ns = save->op.connector->config->save_timeout_ms * UINT64_C(1000000);
+    const uint64_t timeout_ns = cg_ms(save->op.connector->config->save_timeout_ms);
     pthread_mutex_lock(&rt->lock);
     const bool is_wanted = !save->op.done;
     if (is_wanted && rt->step_until_ns == UINT64_MAX) /* else the watcher finds out by itself */
@@ -70,13 +71,41 @@ static void choose_levels(cg_save_chunk *chunk, const cg_store_entry *there, boo
         chunk->levels |= file;
 }
 
+/* A question to the store, waited for while the store is not silent: what it has is not to be
+ * encoded again because it is slow to say so. */
+typedef struct waiting {
+    cachegen_save *save;
+    cg_silence silence;
+} waiting;
+
+static waiting wait_for(cachegen_save *save)
+{
+    const uint64_t silence_ns = cg_ms(save->op.connector->config->lookup_timeout_ms);
+    return (waiting){save, {.runtime = save->op.runtime, .silence_ns = silence_ns}};
+}
+
+static uint64_t until_ns(void *user, uint64_t answered_ns)
+{
+    waiting *w = user;
+    cg_runtime *rt = w->save->op.runtime;
+    const uint64_t alive_ns = w->silence.alive_ns;
+    pthread_mutex_lock(&rt->lock);
+    const uint64_t silent_ns = cg_silence_ns(&w->silence, answered_ns);
+    pthread_mutex_unlock(&rt->lock);
+    /* A sign of life is as an answer: the step begins anew. */
+    if (w->silence.alive_ns != alive_ns && !begin_step(w->save, 1))
+        return 0;
+    return cg_silence_look_ns(&w->silence, silent_ns);
+}
+
 /* What the store has of keys[n_keys]; all zero where it does not say, and false: of one at least it
  * did not. Mostly it has nothing of them, and then their folders, one question each, say so. */
-static bool ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, size_t n_keys,
+static bool ask_what_is_there(cachegen_save *save, cg_io *io, const cg_key *keys, size_t n_keys,
                               cg_store_entry *entries_out)
 {
-    uint64_t until_ns = cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000);
-    const cg_store_patience patience = cg_store_until(&until_ns);
+    const cachegen *c = save->op.connector;
+    waiting w = wait_for(save);
+    const cg_store_patience patience = {until_ns, &w};
     bool *there = calloc(n_keys + 1, sizeof *there);
     uint32_t n_errors = 0;
     cg_status status = there != NULL
@@ -88,9 +117,10 @@ static bool ask_what_is_there(const cachegen *c, cg_io *io, const cg_key *keys, 
     while (n_keys > 0 && !there[n_keys - 1])
         n_keys--;
     if (n_keys > 0) {
-        status = cg_store_lookup(c->store, io, keys, n_keys,
+        status =
+            cg_store_lookup_open(c->store, io, keys, n_keys,
                                  c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                                 (uint8_t)c->store_levels, until_ns, entries_out, &n_errors);
+                                 (uint8_t)c->store_levels, &patience, NULL, entries_out, &n_errors);
         has_answered = has_answered && status == CG_OK && n_errors == 0;
     }
     free(there);
@@ -106,7 +136,7 @@ static void skip_existing(cachegen_save *save, cg_save_chunk *chunks, uint32_t n
     if (keys != NULL && entries != NULL) {
         for (uint32_t i = 0; i < n_chunks; i++)
             keys[i] = save->keys[chunks[i].index];
-        const bool has_answered = ask_what_is_there(c, io, keys, n_chunks, entries);
+        const bool has_answered = ask_what_is_there(save, io, keys, n_chunks, entries);
         pthread_mutex_lock(&save->op.runtime->lock);
         for (uint32_t i = 0; i < n_chunks; i++) {
             cg_save_chunk *chunk = &chunks[i];
@@ -128,15 +158,16 @@ static void skip_existing(cachegen_save *save, cg_save_chunk *chunks, uint32_t n
 }
 
 /* What look-ups of a chunk's key ask the store for. */
-static bool store_has(const cachegen_save *save, cg_io *io, const cg_key *key, uint8_t levels,
+static bool store_has(cachegen_save *save, cg_io *io, const cg_key *key, uint8_t levels,
                       bool *erred_out)
 {
     const cachegen *c = save->op.connector;
     cg_store_entry entry;
     uint32_t n_errors = 0;
-    const cg_status status = cg_store_lookup(
+    waiting w = wait_for(save);
+    const cg_status status = cg_store_lookup_open(
         c->store, io, key, 1, c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-        levels, cg_now_ns() + c->config->lookup_timeout_ms * UINT64_C(1000000), &entry, &n_errors);
+        levels, &(cg_store_patience){until_ns, &w}, NULL, &entry, &n_errors);
     *erred_out = *erred_out || status != CG_OK || n_errors > 0;
     return entry.levels != 0;
 }
@@ -214,7 +245,7 @@ static void wait_for_other(cg_save_chunk *chunk)
     const cg_key name = lock_name(chunk);
     end_step(save->op.runtime);
     if (save->wait_until_ns == 0)
-        save->wait_until_ns = cg_now_ns() + c->config->save_timeout_ms * UINT64_C(1000000);
+        save->wait_until_ns = cg_now_ns() + cg_ms(c->config->save_timeout_ms);
     if (!save->waits_for_nobody &&
         cg_host_lock_wait(&name, save->wait_until_ns, stops, save) != CG_OK)
         save->waits_for_nobody = true;

@@ -100,13 +100,15 @@ class HangTest : public testing::TestWithParam<const char *>
         }
         odd.reset();
     }
-    std::unique_ptr<Engine> open(const std::string &more = "", int lookup_timeout_ms = 1000) const
+    std::unique_ptr<Engine> open(const std::string &more = "", int lookup_timeout_ms = 1000,
+                                 int save_timeout_ms = 500) const
     {
         return std::make_unique<Engine>(
             mount.path, store.spec,
             std::string("\"io_backend\": \"") + GetParam() +
                 "\", \"lookup_timeout_ms\": " + std::to_string(lookup_timeout_ms) +
-                ", \"save_timeout_ms\": 500, \"close_timeout_ms\": 1000" + more);
+                ", \"save_timeout_ms\": " + std::to_string(save_timeout_ms) +
+                ", \"close_timeout_ms\": 1000" + more);
     }
     // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
     template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)
@@ -446,6 +448,43 @@ TEST_P(HangTest, AStoreThatAnswersSlowlyIsNotSilent)
         }
         EXPECT_TRUE(is_sure) << "this machine is too busy";
     }
+}
+
+// What a store has that is slow to say so is not encoded again.
+TEST_P(HangTest, ASaveWaitsForAStoreThatAnswersSlowly)
+{
+    constexpr std::chrono::milliseconds TIMEOUT(1600), PAUSE(400), LATE(500);
+    constexpr int MOST_WAVES = 60, N_CHUNKS = 20;
+    const Tokens tokens = prompt(32 * N_CHUNKS);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    bool is_sure = false; // else this thread itself came late
+    for (int i = 0; i < 10 && !is_sure; i++) {
+        engine = open("", TIMEOUT.count(), TIMEOUT.count());
+        ASSERT_TRUE(comes_true([&] { return engine->save(prompt(32, 2)) == CACHEGEN_OK; }))
+            << "after that only chunks are asked for";
+        const uint64_t n_before = engine->stats().chunks_existed;
+        const Clock::time_point begun = Clock::now();
+        Clock::time_point last = begun;
+        int n_waves = 0;
+        is_sure = true;
+        cachegen_save *save = start_hung_save(tokens);
+        ASSERT_NE(save, nullptr);
+        std::future<cachegen_progress> saved =
+            std::async(std::launch::async, [&] { return engine->finish(save); });
+        while (n_waves++ < MOST_WAVES && saved.wait_for(PAUSE) != std::future_status::ready) {
+            odd->answer_what_hangs();
+            is_sure = is_sure && Clock::now() - last < LATE;
+            last = Clock::now();
+        }
+        odd->set_mood(Mood::GOOD);
+        const cachegen_status status = saved.get().status;
+        if (!is_sure)
+            continue;
+        EXPECT_EQ(status, CACHEGEN_OK);
+        EXPECT_GT(last - begun, TIMEOUT) << "too few waves to tell";
+        EXPECT_EQ(engine->stats().chunks_existed - n_before, N_CHUNKS);
+    }
+    EXPECT_TRUE(is_sure) << "this machine is too busy";
 }
 
 TEST_P(HangTest, APromptWhoseTimeIsOverLeavesTheOthersTheirs)
