@@ -280,12 +280,14 @@ CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
 /* Always fills *progress_out. CACHEGEN_AGAIN until the load is done. A load that is done with
  * loaded_tokens < to_token has left garbage in the blocks from loaded_tokens on: the engine
  * recomputes them.
- * A load ends by itself half a second after the plan's budget, which began with the request. A load
- * with min_delay, or one that was planned to take longer than its budget, may go on as long as
- * bytes arrive at least twice a second (over a link that was measured to be slow: in twice the time
- * that what was asked for takes). With min_delay it goes on until it is done, else at most for
- * twice the time that the smallest level of its chunks should take. What has arrived by then
- * counts. */
+ * A load ends by itself half a second after the plan's budget, which began with the request. Where
+ * computing the rest would take longer than that, the work that the engine has before it included,
+ * it may go on until the engine would have computed it. A load with min_delay, or one that was
+ * planned to take longer than its budget, may go on as long as bytes arrive at least twice a second
+ * (over a link that was measured to be slow: in twice the time that what was asked for takes). With
+ * min_delay it goes on until it is done, else at most for twice the time that the smallest level of
+ * its chunks should take. Of a store that is silent it ends at the latest after read_timeout_ms
+ * (configured). What has arrived by then counts. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* The levels of the chunks of the prefix that is whole, first to last (chunks_at counts them):

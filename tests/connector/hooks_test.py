@@ -229,7 +229,7 @@ class HooksTest(unittest.TestCase):
                 freed = []
                 cg = types.SimpleNamespace(
                     load_poll=lambda load: abi.Progress(done=load == "done"), load_free=freed.append,
-                    save_poll=lambda save: abi.Progress(done=save == "done"), save_free=freed.append,
+                    save_poll=lambda save: abi.Progress(done=save == "done", copied=1), save_free=freed.append,
                 )  # fmt: skip
                 library = types.SimpleNamespace(cg=cg, close=lambda: freed.append("closed"))
                 worker = Worker(library, Failures(), block_tokens=16)
@@ -330,6 +330,18 @@ class SaveTest(unittest.TestCase):
         for _ in range(2):
             self.worker.finished_loads(set(), False)
         self.assertEqual((freed, self.worker.saves, self.worker._copied_from), ([0], [], []))
+
+    def test_a_save_that_is_over_is_not_freed_before_its_copy_has_ended(self):
+        freed, poll = [], self.worker.library.cg.save_poll
+        self.worker.library.cg.save_free = freed.append
+        self.step(0)
+        self.status = abi.TIMED_OUT
+        self.worker.library.cg.save_poll = lambda save: types.SimpleNamespace(**{**vars(poll(save)), "copied": 0})
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(freed, [], "freeing waits for the copy")
+        self.worker.library.cg.save_poll = poll
+        self.worker.finished_loads(set(), False)
+        self.assertEqual((freed, self.worker.saves), ([0], []))
 
     def test_a_save_that_came_short_ends_the_requests_saves(self):
         self.step(0)
@@ -536,7 +548,7 @@ class AdapterTest(unittest.TestCase):
         cg = types.SimpleNamespace(
             load_start=lambda *_: "handle", load_free=lambda _: None, load_cancel=lambda _: None,
             load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), load_levels=lambda *_: b"",
-            save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, loaded_tokens=64),
+            save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, copied=1, loaded_tokens=64),
         )  # fmt: skip
         rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, rank=rank), Failures(), block_tokens=16)
@@ -965,6 +977,21 @@ class OutageTest(unittest.TestCase):
         self.assertEqual(len(log.output), 2, log.output)
         self.assertIn("request 0", log.output[0])
         self.assertIn("50 failures", log.output[1])
+
+    def test_a_long_outage_soon_after_a_short_one_is_logged_once_it_has_lasted(self):
+        outages, now_s = Outages(), 1000.0
+        with (
+            mock.patch("cachegen.vllm.guard.time", mock.Mock(monotonic=lambda: now_s)),
+            self.assertLogs(guard.logger, "INFO") as log,
+        ):
+            outages.failed("saves", "first")
+            outages.worked("saves")
+            for now_s in (1030.0, 1031.0, 1000.0 + guard.QUIET_S, 2000.0, 9000.0):
+                outages.failed("saves", f"at {now_s}")
+            outages.worked("saves")
+        self.assertEqual(len(log.output), 4, log.output)
+        self.assertIn("at 1060", log.output[2])
+        self.assertIn("5 failures in 7970 s", log.output[3])
 
     def test_the_gauge_shows_one_reason_at_a_time(self):
         metrics = prometheus_metrics(prometheus_client.CollectorRegistry())

@@ -21,6 +21,7 @@ try:
     from vllm.config.load import LoadConfig
     from vllm.config.multimodal import MultiModalConfig
     from vllm.config.quantization import QuantizationConfigArgs
+    from vllm.config.speculative import SpeculativeConfig
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
@@ -36,7 +37,14 @@ from cachegen.fingerprint import as_text, model_fingerprint, weights_digest  # n
 from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
-from cachegen.vllm.library import Unsupported, _configuration, check_attention, check_weights, digest_of  # noqa: E402
+from cachegen.vllm.library import (  # noqa: E402
+    Unsupported,
+    _configuration,
+    check_attention,
+    check_speculation,
+    check_weights,
+    digest_of,
+)
 from cachegen.vllm.model_key import OTHER, UNCHECKED, WeightsCheck, deviations, fingerprint, image_key  # noqa: E402
 
 CONFIG = {
@@ -482,6 +490,27 @@ class AttentionTest(unittest.TestCase):
             check(extra={"tensorizer_uri": "s3://bucket"})
         with self.assertRaisesRegex(Unsupported, "s3://bucket"):
             check(elsewhere="s3://bucket")
+
+    def test_drafts_with_a_kv_cache_of_their_own_are_refused(self):
+        def check(method):
+            speculative = SpeculativeConfig.__new__(SpeculativeConfig)
+            speculative.method = method
+            check_speculation(types.SimpleNamespace(speculative_config=speculative))
+
+        check_speculation(types.SimpleNamespace(speculative_config=None))
+        for method in ("ngram", "suffix"):
+            check(method)
+        for method in ("eagle", "eagle3", "mtp", "draft_model"):
+            with self.subTest(method), self.assertRaisesRegex(Unsupported, f"speculative decoding by '{method}'"):
+                check(method)
+        model_config = types.SimpleNamespace(enable_sleep_mode=False, model_weights=None)
+        load_config = types.SimpleNamespace(load_format="auto", model_loader_extra_config=None)
+        speculative = types.SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
+        engine = types.SimpleNamespace(
+            model_config=model_config, load_config=load_config, speculative_config=speculative
+        )
+        with self.assertRaisesRegex(Unsupported, "'eagle'"):
+            _configuration({}, engine, None, None)
 
     def test_engines_that_sleep_are_refused(self):
         engine = types.SimpleNamespace(model_config=types.SimpleNamespace(enable_sleep_mode=True))

@@ -50,9 +50,11 @@ def main():
     if not wanted or not os.access(python, os.X_OK):
         print("SKIPPED: CG_TEST_VLLM_VERSIONS names no release, or there is no engine: only the newest vLLM is tested")
         sys.exit(77)
+    if unknown := set(wanted) - {*RELEASES, "all"}:
+        sys.exit(f"versions_test: CG_TEST_VLLM_VERSIONS: {', '.join(sorted(unknown))}: not of {', '.join(RELEASES)}")
     failed = []
     for release, requirements in RELEASES.items():
-        if release in wanted or wanted == ["all"]:
+        if release in wanted or "all" in wanted:
             print(f"== vLLM {release}", flush=True)
             environment = {**os.environ, "CG_VLLM_OVERLAY": install(python, release, requirements)}
             if subprocess.run(

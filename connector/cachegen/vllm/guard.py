@@ -40,13 +40,11 @@ class Outages:
     def failed(self, kind, what):
         """what: a sentence about this failure."""
         now = time.monotonic()
-        if kind in self._begun:
-            self._begun[kind][1] += 1
-            return
-        is_news = now - self._logged.get(kind, -QUIET_S) >= QUIET_S
-        self._begun[kind] = [now, 1, is_news]
-        if is_news:
-            self._logged[kind] = now
+        outage = self._begun.setdefault(kind, [now, 0, False])
+        outage[1] += 1
+        # One that begins soon after another is logged once it has lasted.
+        if not outage[2] and now - self._logged.get(kind, -QUIET_S) >= QUIET_S:
+            outage[2], self._logged[kind] = True, now
             logger.warning("cachegen: %s: %s; further ones are not logged", kind, what)
 
     def worked(self, kind):

@@ -196,6 +196,7 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
     if getattr(model_config, "enable_sleep_mode", False):  # nobody has seen what becomes of loads and saves under way
         raise Unsupported("enable_sleep_mode: an engine whose KV cache's memory stays where it is is supported")
     check_weights(vllm_config)
+    check_speculation(vllm_config)
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
@@ -264,6 +265,16 @@ def check_weights(vllm_config):
         raise Unsupported(f"model_loader_extra_config {extra!r}: {', '.join(sorted(LOAD_HOW))} are supported")
     if elsewhere := getattr(vllm_config.model_config, "model_weights", None):
         raise Unsupported(f"weights at {elsewhere}: those in the model's directory are supported")
+
+
+def check_speculation(vllm_config):
+    """Unsupported where a draft model keeps a KV cache: in vLLM its layers lie among the model's."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    if speculative is not None and speculative.uses_draft_kv_cache():
+        raise Unsupported(
+            f"speculative decoding by {speculative.method!r}: its draft's KV would be stored as the model's own; "
+            "methods whose drafts have no KV cache (ngram, suffix) are supported"
+        )
 
 
 def check_attention(spec):

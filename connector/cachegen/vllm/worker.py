@@ -37,6 +37,11 @@ def _is_outage(progress):
     return progress.status in FAULTS or is_silent
 
 
+def _may_be_freed(save_progress):
+    """Without waiting: a save may be given up while its blocks are still being read."""
+    return save_progress.done and save_progress.copied
+
+
 class Worker:
     def __init__(self, library, failures, block_tokens):
         self.library, self.failures = library, failures  # library: None where the connector is disabled
@@ -398,7 +403,7 @@ class Worker:
     def _save_ended(self, req_id, to_token, save):
         cg = self.library.cg
         progress = cg.save_poll(save)
-        if not progress.done:
+        if not _may_be_freed(progress):
             return False
         if progress.status == abi.OK:
             self.outages.worked(SAVES)
@@ -407,7 +412,7 @@ class Worker:
         if progress.status != abi.OK or progress.loaded_tokens < to_token:
             self._unsaved |= {req_id} & self._saving
         self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
-        cg.save_free(save)  # at once: it is done. Last: what raises before is asked again
+        cg.save_free(save)  # at once. Last: what raises before is asked again
         return True
 
     def take_bad_blocks(self):
@@ -464,7 +469,7 @@ class Worker:
             if cg.load_poll(load).done:
                 cg.load_free(load)
         for *_, save in self.saves:
-            if cg.save_poll(save).done:
+            if _may_be_freed(cg.save_poll(save)):
                 cg.save_free(save)
         self.loads, self.saves, self._copied_from = {}, [], []
         if self._adapters is not None:
