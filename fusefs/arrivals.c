@@ -107,7 +107,7 @@ static int hold(cg_fs *fs, cg_arrivals *list, cg_arrival *item, const struct sta
 int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
                     const cg_tree_name *old_name, const char *path, const cg_tree_name *name)
 {
-    cg_arrival *item;
+    cg_arrival *item = NULL;
     struct stat attr;
     int error;
     if (same_rule(old_name, name))
@@ -131,7 +131,10 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
              (error = cg_fs_check(fs, fd, path, name, &item->header)) == 0 && fsync(fd) != 0)
         error = errno;
     close(fd);
-    list->n_published += error == 0 && cg_fs_is_strict(name);
+    if (error == 0 && cg_fs_is_strict(name)) {
+        list->n_published++;
+        list->n_new += item->node != NULL && item->before != CG_GATE_SEALED;
+    }
     return error;
 }
 

@@ -19,6 +19,8 @@ typedef struct cg_arrival cg_arrival;
 typedef struct cg_arrivals {
     cg_arrival *items;
     size_t n_items, n_held, n_published;
+    size_t n_new;  /* of the held ones: not published before */
+    size_t n_seen; /* for the caller */
 } cg_arrivals;
 
 /* Whether the file leaf in dir_fd, now at old_name, may stand at path, whose name is `name`. If so

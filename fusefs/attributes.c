@@ -14,6 +14,21 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+/* cg_reach(), also where the file has no name yet and nobody has it open, as over NFS. */
+static int reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out)
+{
+    int error = cg_reach(fs, node, reached_out);
+    if (error != ENOENT && error != ESTALE)
+        return error;
+    cg_fs_pending *pending = cg_pending_of(fs, node);
+    if (pending == NULL)
+        return error;
+    *reached_out = (cg_reached){.fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0)};
+    error = reached_out->fd < 0 ? errno : 0;
+    cg_pending_put(fs, pending);
+    return error;
+}
+
 int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
 {
     cg_reached reached;
@@ -21,7 +36,7 @@ int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out)
         cg_control_attr(&fs->control, node->control, attr_out);
         return 0;
     }
-    int error = cg_reach(fs, node, &reached);
+    int error = reach(fs, node, &reached);
     if (error != 0)
         return error;
     error = fstat(reached.fd, attr_out) == 0 ? 0 : errno;
@@ -89,7 +104,7 @@ int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask
     /* First, since it may be refused: then nothing else is changed either. */
     if ((mask & CG_SET_SIZE) != 0 && (error = set_size(fs, node, attr->st_size)) != 0)
         return error;
-    if ((error = cg_reach(fs, node, &reached)) != 0)
+    if ((error = reach(fs, node, &reached)) != 0)
         return error;
     /* The owner before the mode: chown clears set-id bits. */
     if ((mask & (CG_SET_UID | CG_SET_GID)) != 0 &&

@@ -110,7 +110,7 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
             return error;
         }
         (*file_out)->appends = appends;
-        (*file_out)->immutable = !writable && cg_published_by_name(fs, node);
+        (*file_out)->immutable = !writable && cg_published_for_sure(fs, node, path);
         if ((*file_out)->immutable) {
             count_chunk(fs, path);
         } else if (!writable) {

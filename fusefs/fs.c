@@ -268,17 +268,18 @@ static bool may_log(cg_fs *fs, uid_t uid, uint64_t *left_out_out)
     return may;
 }
 
-static void log_refusal(cg_fs *fs, int fd, const char *path, cg_status status)
+void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status)
 {
-    struct stat attr = {0};
+    struct stat attr;
     uint64_t n_left_out;
-    fstat(fd, &attr);
+    if (fstat(fd, &attr) != 0)
+        attr.st_uid = (uid_t)-1;
     if (!may_log(fs, attr.st_uid, &n_left_out))
         return;
     if (n_left_out > 0)
-        cg_fs_log(fs, CG_LOG_WARNING, "%llu more refusals of files of user %u were not logged",
+        cg_fs_log(fs, CG_LOG_WARNING, "%llu more lines about files of user %u were not logged",
                   (unsigned long long)n_left_out, (unsigned)attr.st_uid);
-    cg_fs_log(fs, CG_LOG_WARNING, "refused %s of user %u: %s", path, (unsigned)attr.st_uid,
+    cg_fs_log(fs, CG_LOG_WARNING, "%s %s of user %u: %s", what, path, (unsigned)attr.st_uid,
               cg_strerror(status));
 }
 
@@ -291,6 +292,6 @@ int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
         return 0;
     if (error == EBADMSG || error == EINVAL || error == EOPNOTSUPP)
         cg_metrics_add(&fs->metrics.refused[refusal_of(status)], 1);
-    log_refusal(fs, fd, path, status);
+    cg_fs_log_of_file(fs, fd, "refused", path, status);
     return error;
 }

@@ -142,9 +142,13 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
            name->kind == CG_TREE_PROFILE;
 }
 
+/* Logs what became of a user's file, which stands or was to stand at path, and is open as fd (-1:
+ * its owner is not known): CG_LOG_LINES lines in CG_LOG_SECONDS for each owner, then how many were
+ * left out. */
+void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status);
+
 /* Checks whether the content of fd may stand under the name. 0 or an errno value
- * (cg_strict_errno()). A refusal is counted and logged: CG_LOG_LINES lines in CG_LOG_SECONDS for
- * each owner of refused files, then how many were left out. */
+ * (cg_strict_errno()). A refusal is counted, and logged as a line about a user's file. */
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
                 cg_chunk_header *header_out);
 #endif

@@ -27,7 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_STRICT_DEPTH = 5 }; /* components of the longest strict path */
+enum { MOST_SEEN = 4 * CG_ARRIVALS_MAX_HELD }; /* names in a folder that comes under the rules */
 
 typedef struct place {
     cg_fs_node *parent;
@@ -90,8 +90,10 @@ static int find_covered(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *le
 static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char *old_path,
                           const char *path, visitor *visit, cg_arrivals *list)
 {
-    /* No rule reaches below: neither where it comes from nor where it goes to. */
-    if (depth_of(path) >= MAX_STRICT_DEPTH && depth_of(old_path) >= MAX_STRICT_DEPTH)
+    /* No rule reaches below: neither where it comes from nor where it goes to. What leaves the
+     * rules may go whatever came into it since it was walked. */
+    const bool leaves = !cg_tree_is_folder(path);
+    if (leaves && (visit == find_covered || !cg_tree_is_folder(old_path)))
         return 0;
     const int fd = openat(parent_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = cg_beneath_list(fd);
@@ -112,6 +114,11 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
         struct stat attr;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
+        /* While it is walked again, nobody can change a name. Of more than that mv makes copies. */
+        if (!leaves && list->n_seen++ >= MOST_SEEN) {
+            error = EXDEV;
+            break;
+        }
         sprintf(old_below, "%s/%s", old_path, entry->d_name);
         sprintf(below, "%s/%s", path, entry->d_name);
         cg_tree_parse(old_below, &old_name);
@@ -241,6 +248,8 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         error = check_move(fs, &from, &to, attr.st_mode, cg_arrivals_add, &list);
     if (error == 0 && exchange)
         error = check_move(fs, &to, &from, other.st_mode, cg_arrivals_add, &list);
+    if (error == 0 && list.n_new > 0)
+        error = cg_space_check(fs);
     if (error == 0) {
         if (S_ISDIR(attr.st_mode) || S_ISDIR(other.st_mode))
             /* A directory takes all names below it along: nobody may make one meanwhile. A file
@@ -249,6 +258,7 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         else
             pthread_rwlock_rdlock(&fs->names_lock);
         error = place_stays(fs, &from) && place_stays(fs, &to) ? 0 : EBUSY;
+        list.n_seen = 0;
         if (error == 0)
             error = check_move(fs, &from, &to, attr.st_mode, find_covered, &list);
         if (error == 0 && exchange)
@@ -275,15 +285,16 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     return error;
 }
 
-/* Whether the name to may be given to the file of fd, the node's. What already has a strict name
- * needs no second look at its content. */
-static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const place *to,
+/* Whether the name to may be given to the file of fd, the node's, which was opened by from. What
+ * has a strict name needs no second look at its content; one that it had may have gone, and the
+ * content have been changed since. */
+static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const char *from, const place *to,
                       cg_chunk_header *header_out)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     struct stat attr;
     /* A profile's name is its fingerprint, which only reading all of it tells. */
-    if (to->name.kind == CG_TREE_PROFILE || !cg_published_by_name(fs, node))
+    if (to->name.kind == CG_TREE_PROFILE || !cg_published_for_sure(fs, node, from))
         return cg_fs_check(fs, fd, to->path, &to->name, header_out);
     const ssize_t n = pread(fd, first, sizeof first, 0);
     if (n < 0 || fstat(fd, &attr) != 0)
@@ -309,6 +320,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     cg_chunk_header header = {0};
     place to = {.dir_fd = -1};
     cg_gate before = CG_GATE_OPEN;
+    char *from = NULL;
     int fd = -1, error;
     if (fs->read_only)
         return EROFS;
@@ -330,16 +342,18 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     /* A profile of a context becomes one of the model's. */
     const bool is_checked =
         is_strict || (S_ISREG(node->type) && to.name.kind == CG_TREE_CONTEXT_PROFILE);
-    error = cg_reach_open(fs, node, is_checked ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
+    error = cg_reach_open(fs, node, is_checked ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, &from);
     /* Held until the name is there: what was checked must be what is published. A view's file is
      * published already. */
     const bool holds = error == 0 && is_checked && node->view.level == 0;
     if (holds && (error = cg_arrivals_hold(fs, node, fd, &before)) != 0)
         goto done;
     if (error == 0 && is_strict)
-        error = check_link(fs, node, fd, &to, &header);
+        error = check_link(fs, node, fd, from, &to, &header);
     if (error == 0 && !may_link_view(node, &to))
         error = EXDEV;
+    if (error == 0 && holds && is_strict && before != CG_GATE_SEALED)
+        error = cg_space_check(fs);
     if (error == 0 && is_strict && fsync(fd) != 0)
         error = errno;
     if (error == 0) {
@@ -371,6 +385,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
 done:
     if (fd >= 0)
         close(fd);
+    free(from);
     place_close(&to);
     return error;
 }

@@ -178,9 +178,11 @@ bool cg_nodes_is_missing(cg_nodes *nodes, dev_t dev, ino_t folder, const char *n
  * nowhere, since a folder above has no name left or would lie in itself. ENOMEM. */
 int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, const char *leaf,
                   char **path_out);
-/* The same for the names of the node's file: its own, and those of all that show the same file. */
-int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
-                          char **path_out);
+/* Of the names of the node's file, its own and those of all nodes that show the file: the path by
+ * the first of them, from number *index on, that is(path) takes. *index is the number behind it
+ * then. is() is called with the table's lock held. ENOENT: there is none. ENOMEM. */
+int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
+                          unsigned *index, char **path_out);
 
 /* Renames. A path that was made before a rename may lead nowhere after it. So a caller that opens
  * by path notes the epoch before it makes the path. If the path fails, the caller asks whether

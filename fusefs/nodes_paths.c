@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A file may have tens of thousands of names: others get the lock after so many. */
+enum { NAMES_A_TURN = 256 };
+
 static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
 {
     const cg_node_name *name = node->names;
@@ -13,25 +16,21 @@ static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)
     return name;
 }
 
-/* cg_nodes_path() with the lock held. */
-static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
+/* cg_nodes_path() with the lock held, by the node's name first. */
+static int make_path(const cg_nodes *nodes, const cg_fs_node *node, const cg_node_name *first,
                      const char *leaf, char **path_out)
 {
     size_t n_bytes = leaf == NULL ? 1 : strlen(leaf) + 2;
-    unsigned index = name_index;
+    const cg_node_name *name;
     cg_node_climb c = {0};
     *path_out = NULL;
-    /* The root has one path, the empty one, and no names. */
-    if (node == nodes->root && name_index > 0)
-        return ENOENT;
-    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
-        const cg_node_name *name = name_at(at, index);
+    for (const cg_fs_node *at = node; at != nodes->root; at = name->parent) {
+        name = at == node ? first : at->names;
         if (name == NULL) /* only the node's own name says that there are no more of them */
             return at == node ? ENOENT : ESTALE;
         if (cg_node_climb_goes_round(&c, at))
             return ESTALE;
         n_bytes += strlen(name->text) + 1;
-        at = name->parent;
     }
     char *path = malloc(n_bytes);
     if (path == NULL)
@@ -42,13 +41,11 @@ static int make_path(const cg_nodes *nodes, const cg_fs_node *node, unsigned nam
     *end = '\0';
     if (leaf != NULL)
         end = memcpy(end - strlen(leaf), leaf, strlen(leaf));
-    index = name_index;
-    for (const cg_fs_node *at = node; at != nodes->root; index = 0) {
-        const cg_node_name *name = name_at(at, index);
+    for (const cg_fs_node *at = node; at != nodes->root; at = name->parent) {
+        name = at == node ? first : at->names;
         if (*end != '\0')
             *--end = '/';
         end = memcpy(end - strlen(name->text), name->text, strlen(name->text));
-        at = name->parent;
     }
     memmove(path, end, strlen(end) + 1);
     *path_out = path;
@@ -61,7 +58,10 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
     pthread_mutex_lock(&nodes->lock);
     *path_out = NULL;
     /* What a dead node's names lead to is another file. */
-    const int error = node->is_dead ? ENOENT : make_path(nodes, node, name_index, leaf, path_out);
+    /* The root has one path, the empty one, and no names. */
+    const bool is_none = node->is_dead || (node == nodes->root && name_index > 0);
+    const int error =
+        is_none ? ENOENT : make_path(nodes, node, name_at(node, name_index), leaf, path_out);
     pthread_mutex_unlock(&nodes->lock);
     return error;
 }
@@ -73,7 +73,7 @@ void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, ui
     /* The last name stays, right or wrong. */
     while (nodes->rename_epoch == epoch && nodes->n_renames == 0 && node->names != NULL &&
            node->names->next != NULL) {
-        const int error = make_path(nodes, node, 0, NULL, &first);
+        const int error = make_path(nodes, node, node->names, NULL, &first);
         const bool is_right = error == 0 && strcmp(first, path) == 0;
         free(first);
         if (is_right || (error != 0 && error != ESTALE))
@@ -83,25 +83,42 @@ void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, ui
     pthread_mutex_unlock(&nodes->lock);
 }
 
-int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index,
-                          char **path_out)
+/* cg_nodes_path_of_file() with the lock held. EAGAIN: from *index on there may be more. */
+static int find_path(const cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
+                     unsigned *index, char **path_out)
 {
-    int error = ENOENT;
-    *path_out = NULL;
-    pthread_mutex_lock(&nodes->lock);
-    const cg_fs_node *at = *cg_node_bucket(nodes, node->dev, node->ino);
+    unsigned number = 0, n_seen = 0;
+    const cg_fs_node *at = *cg_node_bucket((cg_nodes *)nodes, node->dev, node->ino);
     for (; at != NULL; at = at->hash_next) {
         if (!cg_node_is_of(at, node->dev, node->ino) || at->type != node->type)
             continue;
-        unsigned n_names = 0;
-        for (const cg_node_name *name = at->names; name != NULL; name = name->next)
-            n_names++;
-        if (name_index < n_names) {
-            error = make_path(nodes, at, name_index, NULL, path_out);
-            break;
+        for (const cg_node_name *name = at->names; name != NULL; name = name->next, number++) {
+            if (number < *index)
+                continue;
+            if (n_seen++ == NAMES_A_TURN)
+                return EAGAIN;
+            *index = number + 1;
+            const int error = make_path(nodes, at, name, NULL, path_out);
+            if (error == ESTALE) /* which says nothing of the others */
+                continue;
+            if (error != 0 || is(*path_out))
+                return error;
+            free(*path_out);
+            *path_out = NULL;
         }
-        name_index -= n_names;
     }
-    pthread_mutex_unlock(&nodes->lock);
+    return ENOENT;
+}
+
+int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
+                          unsigned *index, char **path_out)
+{
+    int error = EAGAIN;
+    *path_out = NULL;
+    while (error == EAGAIN) {
+        pthread_mutex_lock(&nodes->lock);
+        error = find_path(nodes, node, is, index, path_out);
+        pthread_mutex_unlock(&nodes->lock);
+    }
     return error;
 }

@@ -11,55 +11,67 @@
 #include <string.h>
 #include <unistd.h>
 
+typedef enum answer { NO, YES, UNKNOWN } answer;
+
 /* Whether path still leads to the node's file. "": it has no name. */
-static bool leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
+static answer leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
 {
     if (path[0] == '\0')
-        return true;
+        return YES;
     const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
-    const bool same = fd >= 0 && cg_reach_is_node(fs, fd, node);
-    if (fd >= 0)
-        close(fd);
-    return same;
+    if (fd < 0)
+        return errno == ENOENT || errno == ELOOP || errno == ENOTDIR || errno == ESTALE ? NO
+                                                                                        : UNKNOWN;
+    const bool same = cg_reach_is_node(fs, fd, node);
+    close(fd);
+    return same ? YES : NO;
 }
 
-/* Whether a name of the file is strict. A name whose folder is gone says nothing of the others.
- * is_now: only names that lead there count, and what cannot be known is yes. */
-static bool has_strict_name(cg_fs *fs, const cg_fs_node *node, bool is_now)
+static bool is_strict(const char *path)
 {
     cg_tree_name name = {0};
+    cg_tree_parse(path, &name);
+    return cg_fs_is_strict(&name);
+}
+
+/* Whether a name of the file is strict. is_now: only names that lead there count. What was
+ * published may have gone past us, and its inode number come back with another file, or the file
+ * have been changed since. */
+static answer has_strict_name(cg_fs *fs, const cg_fs_node *node, bool is_now)
+{
+    answer found = NO;
+    unsigned index = 0;
     char *path;
-    bool found = false;
-    int error;
-    for (unsigned i = 0;
-         !found && (error = cg_nodes_path_of_file(&fs->nodes, node, i, &path)) != ENOENT; i++) {
-        if (error == ESTALE)
-            continue;
-        if (error != 0)
-            return is_now;
-        cg_tree_parse(path, &name);
-        found = cg_fs_is_strict(&name) && (!is_now || leads_to(fs, path, node));
+    int error = 0;
+    while (found != YES &&
+           (error = cg_nodes_path_of_file(&fs->nodes, node, is_strict, &index, &path)) == 0) {
+        const answer leads = is_now ? leads_to(fs, path, node) : YES;
+        found = leads == NO ? found : leads;
         free(path);
     }
-    return found;
+    return found == NO && error != ENOENT ? UNKNOWN : found;
 }
 
 bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
 {
-    return has_strict_name(fs, node, false);
+    return has_strict_name(fs, node, false) == YES;
 }
 
-/* cg_published_by_name(), but of names that are the file's now. What was published may have gone
- * past us, and its inode number come back with another file. */
+bool cg_published_for_sure(cg_fs *fs, cg_fs_node *node, const char *path)
+{
+    return is_strict(path) || has_strict_name(fs, node, true) == YES;
+}
+
+/* What cannot be known is yes. */
 static bool is_published_now(cg_fs *fs, cg_fs_node *node)
 {
-    bool found;
+    answer found;
     uint64_t epoch;
     do { /* during a rename a name can lead nowhere and be right */
         epoch = cg_nodes_epoch(&fs->nodes);
         found = has_strict_name(fs, node, true);
-    } while (!found && cg_nodes_changed_since(&fs->nodes, epoch));
-    return found;
+    } while (found == NO && cg_nodes_changed_since(&fs->nodes, epoch));
+    return found != NO;
 }
 
 /* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
@@ -109,7 +121,7 @@ int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_
         return error;
     error = cg_claim_to_write(fd);
     /* Looked at again behind the claim: another daemon may have published it before. */
-    if (error == 0 && !leads_to(fs, path, node))
+    if (error == 0 && leads_to(fs, path, node) != YES)
         error = ESTALE;
     if (error == 0 && is_shared_content(fs, node))
         error = EPERM;

@@ -166,7 +166,8 @@ TEST_F(ProfileTest, OfAContextTakesNoMoreMemoryThanOneUnderAStrictName)
                        static_cast<off_t>(hole_bytes)),
               0);
     cg_fs_release(fs.fs, file);
-    EXPECT_NE(fs.log().find("m/contexts/c/profile.cgp cannot be found"), std::string::npos);
+    EXPECT_NE(fs.log().find("cannot be found by its key: m/contexts/c/profile.cgp"),
+              std::string::npos);
     EXPECT_LT(peak_bytes() - before, hole_bytes / 4);
 }
 
@@ -394,10 +395,17 @@ TEST_F(FsTest, FileMadeByMknodOutlivesItsHandlesAsNfsNeedsIt)
     ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, entry.node, O_WRONLY, &file), 0);
     EXPECT_EQ(fs.write(file, first), 0);
     EXPECT_EQ(fs.close(file), EBADMSG);
+    struct stat attr;
+    EXPECT_EQ(cg_fs_getattr(fs.fs, entry.node, &attr), 0);
+    EXPECT_EQ(attr.st_size, 300);
+    attr.st_mode = S_IFREG | 0600;
+    EXPECT_EQ(cg_fs_setattr(fs.fs, entry.node, &attr, CG_SET_MODE, &attr), 0);
     ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, entry.node, O_WRONLY, &file), 0);
     EXPECT_EQ(fs.write(file, rest, 300), 0);
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
+    EXPECT_EQ(cg_fs_getattr(fs.fs, entry.node, &attr), 0);
+    EXPECT_EQ(attr.st_mode, S_IFREG | 0600u);
     cg_fs_forget(fs.fs, entry.node, 1);
 
     ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, fs.find(L1), "00001.kv", S_IFREG | 0644, 0, &entry),
@@ -690,11 +698,22 @@ TEST_F(FsTest, RefusalsOfOneUserFillNoLog)
 {
     for (int i = 0; i < 100; i++)
         EXPECT_EQ(fs.put(CHUNK, Bytes(500, 'x')), EBADMSG);
+    for (int i = 0; i < 100; i++)
+        EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", Bytes(500, 'x')), 0) << "an ordinary file";
     const std::string log = fs.log();
     const auto n_lines = std::count(log.begin(), log.end(), '\n');
     EXPECT_GE(n_lines, 1);
     EXPECT_LE(n_lines, 40);
     EXPECT_NE(log.find(" of user " + std::to_string(fs.caller.uid) + ": "), std::string::npos);
+}
+
+TEST_F(FsTest, ProfilesThatAreNoneAreLoggedWithTheirOwner)
+{
+    EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", Bytes(500, 'x')), 0);
+    EXPECT_NE(fs.log().find("found by its key: m/contexts/c/profile.cgp of user " +
+                            std::to_string(fs.caller.uid) + ": "),
+              std::string::npos)
+        << fs.log();
 }
 
 TEST(ChunkSourceTest, SaysWhatACheckInMemorySays)

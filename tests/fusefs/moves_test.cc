@@ -1,4 +1,5 @@
 // rename and link: what comes under a strict name is checked first. No mount.
+#include "fusefs/arrivals.h"
 #include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/fsync_hook.h"
 
@@ -148,7 +149,8 @@ TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole)
 
 TEST_F(MovesTest, DirectoryThatCannotBeReadToItsEndDoesNotMove)
 {
-    fs.mkdirs("m/upload/L1/below");
+    fs.mkdirs("m/upload/L1");
+    ASSERT_EQ(fs.put("m/upload/L1/00000.kv", chunk.bytes), 0);
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int upload = -1;
     {
@@ -157,7 +159,7 @@ TEST_F(MovesTest, DirectoryThatCannotBeReadToItsEndDoesNotMove)
         const OpenHook hook([&](int dir_fd, const char *name) {
             if (strcmp(name, "L1") == 0)
                 upload = dir_fd;
-            else if (strcmp(name, "below") == 0)
+            else if (strcmp(name, "00000.kv") == 0)
                 dup3(null, upload, O_CLOEXEC);
             return 0;
         });
@@ -165,7 +167,7 @@ TEST_F(MovesTest, DirectoryThatCannotBeReadToItsEndDoesNotMove)
     }
     EXPECT_GE(upload, 0);
     close(null);
-    EXPECT_TRUE(store.has("m/upload/L1/below"));
+    EXPECT_TRUE(store.has("m/upload/L1/00000.kv"));
     EXPECT_EQ(fs.rename("m/upload", "m/contexts/d"), 0);
 }
 
@@ -219,6 +221,31 @@ TEST_F(MovesTest, LinkFromAnObjectToAContextChecksThePlaceOnly)
     EXPECT_EQ(cg_fs_getattr(fs.fs, fs.find(CHUNK), &attr), 0);
     EXPECT_EQ(attr.st_nlink, 2u);
     EXPECT_EQ(fs.find(CHUNK), fs.find(object)) << "two names, one node";
+}
+
+// Walking it would keep everybody from changing a name.
+TEST_F(MovesTest, OnlyFoldersThatRulesReachAreWalkedAndTheyMayNotBeLarge)
+{
+    const int n_names = 4 * CG_ARRIVALS_MAX_HELD + 1;
+    fs.mkdirs("m/contexts/c/junk");
+    for (int i = 0; i < n_names; i++)
+        store.write("m/contexts/c/junk/" + std::to_string(i), Bytes{});
+    EXPECT_EQ(fs.rename("m/contexts/c/junk", "m/contexts/c/more"), 0);
+    EXPECT_EQ(fs.rename("m/contexts/c/more", "m/contexts/c/L2"), EXDEV);
+    ASSERT_EQ(unlink((store.path + "/m/contexts/c/more/0").c_str()), 0);
+    EXPECT_EQ(fs.rename("m/contexts/c/more", "m/contexts/c/L2"), 0);
+    store.write("m/contexts/c/L2/0", Bytes{});
+    EXPECT_EQ(fs.rename("m/contexts/c/L2", "m/contexts/c/more"), 0) << "what leaves may be large";
+}
+
+TEST_F(MovesTest, AStrictNameIsFoundAmongHundredsOfOthers)
+{
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    for (int i = 0; i < 600; i++)
+        ASSERT_EQ(fs.link(CHUNK, "m/" + std::to_string(i)), 0);
+    EXPECT_TRUE(cg_fs_is_lasting(fs.fs, fs.find("m/599")));
+    ASSERT_EQ(fs.unlink(CHUNK), 0);
+    EXPECT_FALSE(cg_fs_is_lasting(fs.fs, fs.find("m/599")));
 }
 
 TEST_F(MovesTest, NamesOfANodeFollowRenamesOfAllTheirDirectories)

@@ -221,6 +221,26 @@ TEST_F(TwoDaemonsTest, FileThatIsOpenForWritingInOneIsBusyInTheOther)
     EXPECT_EQ(fs.get("m/contexts/d/L1/00000.kv"), chunk.bytes);
 }
 
+// The one still knows the strict name that the other took away.
+TEST_F(TwoDaemonsTest, AFileThatWasPublishedOnceAndChangedSinceIsCheckedAgain)
+{
+    const std::string object = object_of(chunk);
+    cg_fs_file *file;
+    fs.mkdirs(object.substr(0, object.rfind('/')));
+    ASSERT_EQ(fs.put(object, chunk.bytes), 0);
+    ASSERT_EQ(second.rename(object, "m/ordinary"), 0);
+    ASSERT_EQ(second.open("m/ordinary", O_RDWR, &file), 0);
+    EXPECT_EQ(second.write(file, Bytes{static_cast<uint8_t>(~chunk.bytes.back())},
+                           static_cast<off_t>(chunk.bytes.size() - 1)),
+              0);
+    EXPECT_EQ(second.close(file), 0);
+    EXPECT_EQ(fs.link("m/ordinary", CHUNK), EBADMSG);
+    ASSERT_EQ(second.open("m/ordinary", O_RDWR, &file), 0);
+    EXPECT_EQ(second.write(file, chunk.bytes), 0);
+    EXPECT_EQ(second.close(file), 0);
+    EXPECT_EQ(fs.link("m/ordinary", CHUNK), 0);
+}
+
 TEST_F(TwoDaemonsTest, FileThatOnePublishesCannotBeOpenedForWritingInTheOther)
 {
     cg_fs_file *file;

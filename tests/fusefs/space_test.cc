@@ -582,6 +582,14 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     cg_fs_file *file;
     EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC);
     EXPECT_NE(fs->log().find("more than its quota"), std::string::npos);
+    ASSERT_EQ(fs->put("m/part", next.bytes), 0);
+    EXPECT_EQ(fs->rename("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
+    EXPECT_EQ(fs->link("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
+    fs->mkdirs("m/upload/L3");
+    ASSERT_EQ(fs->rename("m/part", "m/upload/L3/00000.kv"), 0);
+    EXPECT_EQ(fs->rename("m/upload", "m/contexts/e"), ENOSPC);
+    EXPECT_EQ(fs->rename("m/contexts/c", "m/contexts/f"), 0) << "which takes no more";
+    EXPECT_EQ(fs->rename("m/contexts/f", "m/contexts/c"), 0);
 
     std::filesystem::remove_all(dir.path + "/m/contexts/c");
     cg_space_tend(fs->fs);
