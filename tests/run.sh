@@ -45,7 +45,7 @@ setarch -R true 2> /dev/null && fixed_addresses="setarch -R"
 # One more than CPUs: some tests mostly wait.
 once="--output-on-failure -j$(($(nproc) + 1)) --timeout 900"
 how="$once --repeat until-pass:2"
-random='Crash|Stress'
+random='Crash|Stress|faults_test|powercut_test'
 for sanitizer in $sanitizers; do
     build "$sanitizer" "build-$sanitizer"
     echo "== unit tests, fuzz corpus, stress and mounts with $sanitizer"
@@ -56,7 +56,7 @@ done
 
 build release build
 echo "== tests that draw something else each time"
-ctest --test-dir build $once -R "$random" -L 'unit|stress'
+ctest --test-dir build $once -R "$random" -L 'unit|stress|e2e'
 echo "== all other tests"
 left_out=bench
 case " $sanitizers " in
