@@ -68,7 +68,8 @@ static int set_size(cg_fs *fs, cg_fs_node *node, off_t size)
         if ((error = cg_published_open_to_change(fs, node, O_WRONLY, &fd, NULL)) != 0)
             return error;
     }
-    error = pending == NULL && !fs->ignores_acls && cg_acls_are_on(fd, false)
+    error = pending != NULL && (uint64_t)size > fs->max_file_bytes ? EFBIG
+            : pending == NULL && !fs->ignores_acls && cg_acls_are_on(fd, false)
                 ? EACCES
                 : cg_contents_truncate(fs, node, fd, size);
     if (pending != NULL)

@@ -9,12 +9,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* Around each change of the content: EPERM when the file is published, and a check of it waits
- * until we are through. */
-static int begin_change(cg_fs *fs, cg_fs_file *file)
+/* Around each change of the content that may make the file end_bytes long: EPERM when it is
+ * published, and a check of it waits until we are through. EFBIG: it could not be published. */
+static int begin_change(cg_fs *fs, cg_fs_file *file, uint64_t end_bytes)
 {
     if (!file->writable)
         return EBADF;
+    if (file->pending != NULL && end_bytes > fs->max_file_bytes)
+        return EFBIG;
     __atomic_store_n(&file->was_flushed, false, __ATOMIC_RELAXED);
     return cg_gate_enter(&fs->nodes, file->node) ? 0 : EPERM;
 }
@@ -29,7 +31,8 @@ int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, voi
                 size_t *n_written_out)
 {
     *n_written_out = 0;
-    const int error = begin_change(fs, file);
+    /* How much comes move() knows: little. */
+    const int error = begin_change(fs, file, (uint64_t)offset + 1);
     if (error != 0)
         return error;
     const ssize_t n = move(source, file->fd, offset);
@@ -67,7 +70,7 @@ int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size)
 
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes)
 {
-    const int error = begin_change(fs, file);
+    const int error = begin_change(fs, file, (uint64_t)offset + (uint64_t)n_bytes);
     if (error != 0)
         return error;
     const int result = fallocate(file->fd, mode, offset, n_bytes) == 0 ? 0 : errno;
@@ -80,10 +83,13 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
 {
     if (from->fd < 0 || to->fd < 0)
         return EOPNOTSUPP; /* the kernel copies by reading and writing */
-    const int error = begin_change(fs, to);
+    n_bytes = cg_view_clamp(&from->node->view, from_offset, n_bytes);
+    const int error = begin_change(fs, to, (uint64_t)to_offset + 1);
     if (error != 0)
         return error;
-    n_bytes = cg_view_clamp(&from->node->view, from_offset, n_bytes);
+    const uint64_t room_bytes = fs->max_file_bytes - (uint64_t)to_offset;
+    if (to->pending != NULL && n_bytes > room_bytes)
+        n_bytes = room_bytes;
     const ssize_t n = copy_file_range(from->fd, &from_offset, to->fd, &to_offset, n_bytes, 0);
     /* EOPNOTSUPP makes the kernel read and write instead. Between file systems, and of descriptors
      * that are not open for it (EBADF), that is the way that works. */

@@ -739,6 +739,28 @@ TEST(ChunkSourceTest, SaysWhatACheckInMemorySays)
     }
 }
 
+// The disk would be full of what can never be published.
+TEST_F(FsTest, AFileThatIsTooLargeToBePublishedGrowsNoFurther)
+{
+    const off_t most = off_t{4} << 30;
+    cg_fs_file *file, *ordinary;
+    struct stat attr = {};
+    size_t n_copied = 0;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    EXPECT_EQ(fs.write(file, Bytes{0}, most + 1), EFBIG);
+    EXPECT_EQ(cg_fs_fallocate(fs.fs, file, 0, most, 1), EFBIG);
+    attr.st_size = most + 1;
+    EXPECT_EQ(cg_fs_setattr(fs.fs, fs.find(CHUNK), &attr, CG_SET_SIZE, &attr), EFBIG);
+    ASSERT_EQ(fs.put("m/ordinary", Bytes(100, 1)), 0);
+    ASSERT_EQ(fs.open("m/ordinary", O_RDWR, &ordinary), 0);
+    EXPECT_EQ(cg_fs_copy_range(fs.fs, ordinary, 0, file, most + 1, 100, &n_copied), EFBIG);
+    EXPECT_EQ(cg_fs_copy_range(fs.fs, ordinary, 0, file, most - 40, 100, &n_copied), 0);
+    EXPECT_EQ(n_copied, 40u);
+    EXPECT_EQ(fs.write(ordinary, Bytes{0}, most + 1), 0) << "an ordinary file may";
+    EXPECT_EQ(fs.close(ordinary), 0);
+    EXPECT_NE(fs.close(file), 0);
+}
+
 // A chunk of 1 GiB with nothing in it, as a user makes one in no time.
 TEST_F(FsTest, LargeSparseFileIsCheckedInLittleMemory)
 {
