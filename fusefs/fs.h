@@ -37,6 +37,7 @@ typedef struct cg_space {
     _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
     _Atomic int64_t survey_ms;        /* how long it took */
     _Atomic bool is_full;             /* there was no room to be made */
+    bool is_unfinished;               /* what was to go was in use, or seemed to be */
     bool is_waiting;                  /* for another daemon, which has the lease */
     int64_t waits_since_s;            /* CLOCK_MONOTONIC */
     int64_t lease_seen_s;             /* when it was ours the last time */

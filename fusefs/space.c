@@ -43,17 +43,20 @@ static bool may_not_go_on(void *fs)
     return !may_go_on(fs);
 }
 
-static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps)
+static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps,
+                       uint64_t wanted_bytes)
 {
-    size_t n_failed = 0;
+    size_t n_failed = 0, n_stale = 0;
     uint64_t freed_bytes = 0;
     int error = 0;
     for (size_t i = 0; i < n_steps && may_go_on(fs); i++) {
         const cg_eviction *step = &steps[i];
         const int result = cg_drop(&fs->staging, fs->root_fd, survey, &survey->files[step->file],
                                    step->finest_left);
-        if (result == ESTALE) /* it was used or changed since the survey: the next one sees it */
+        if (result == ESTALE) { /* it was used or changed since the survey: the next one sees it */
+            n_stale++;
             continue;
+        }
         if (result != 0) { /* the next survey sees what it left */
             error = result;
             n_failed++;
@@ -67,6 +70,8 @@ static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *st
     cg_metrics_add(&fs->metrics.evict_errors, n_failed);
     fs->space.surveyed_bytes -=
         freed_bytes < fs->space.surveyed_bytes ? freed_bytes : fs->space.surveyed_bytes;
+    /* Two who look through a store at once can make all that they read look used to each other. */
+    fs->space.is_unfinished |= n_stale > 0 && freed_bytes < wanted_bytes;
     if (n_failed > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", n_failed, n_steps,
                   strerror(error));
@@ -85,7 +90,7 @@ static bool make_room(cg_fs *fs, const cg_survey *survey, uint32_t model, uint64
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));
         return false;
     }
-    take_steps(fs, survey, steps, n_steps);
+    take_steps(fs, survey, steps, n_steps, wanted_bytes);
     free(steps);
     return n_steps > 0;
 }
@@ -212,21 +217,28 @@ static bool may_be_full(const cg_fs *fs)
     return may && published > 0;
 }
 
+/* Whether the last survey is so long ago that another costs little. */
+static bool has_rested(const cg_fs *fs, int64_t passed_s, int64_t least_s)
+{
+    const int64_t rest_s = REST_FACTOR * fs->space.survey_ms / 1000;
+    return passed_s >= (rest_s > least_s ? rest_s : least_s);
+}
+
 /* Contexts take nearly all, say: each file that comes may fill the quota, and another survey at
  * once would find again that nothing may go. */
 static bool rests(const cg_fs *fs, int64_t passed_s)
 {
-    const int64_t rest_s = REST_FACTOR * fs->space.survey_ms / 1000;
     return fs->space.quota_bytes > 0 &&
            fs->space.surveyed_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT) &&
-           passed_s < (rest_s > REST_SECONDS ? rest_s : REST_SECONDS);
+           !has_rested(fs, passed_s, REST_SECONDS);
 }
 
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 {
     const int64_t passed_s = now_s - fs->space.surveyed_at_s;
     return fs->space.surveyed_at_s == 0 || passed_s >= SURVEY_SECONDS ||
-           (may_be_full(fs) && !rests(fs, passed_s));
+           (may_be_full(fs) && !rests(fs, passed_s)) ||
+           (fs->space.is_unfinished && has_rested(fs, passed_s, ASK_SECONDS));
 }
 
 void cg_space_tend(cg_fs *fs)
@@ -249,15 +261,17 @@ void cg_space_tend(cg_fs *fs)
     const bool is_surveyed = survey_again(fs, &survey);
     clock_gettime(CLOCK_MONOTONIC, &now);
     fs->space.surveyed_at_s = now.tv_sec;
-    if (is_surveyed && is_ours)
+    if (is_surveyed && is_ours) {
+        fs->space.is_unfinished = false;
         tend_survey(fs, &survey);
+    }
     const bool holds = is_ours && cg_lease_holds(&fs->staging, LEASE); /* or lost in the middle */
     if (is_surveyed) {
         /* Without what was published since the survey: some of it may go, and the next survey,
          * which is due at once, tells. Only who makes room knows that there is none to be made. */
         const bool is_full = fs->space.quota_bytes > 0 &&
                              fs->space.surveyed_bytes >= fs->space.quota_bytes &&
-                             (holds || fs->space.is_full);
+                             ((holds && !fs->space.is_unfinished) || fs->space.is_full);
         if (is_full && !fs->space.is_full)
             cg_fs_log(fs, CG_LOG_WARNING,
                       "the store takes more than its quota, and nothing is left that may go");

@@ -768,6 +768,38 @@ TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
     EXPECT_LE(used(), QUOTA / 100 * 90);
 }
 
+// As where another daemon looks through the store at the same time, and reading counts as use.
+TEST_F(SpaceTest, WhatIsUsedWhileRoomIsMadeIsLookedAtAgainSoon)
+{
+    publish(1, 3, 0);
+    publish(2, 6, 20);
+    open();
+    bool is_used = false;
+    {
+        const cg_test::FsyncHook hook([&](int) { // of a chunk that loses its fine levels
+            if (!is_used)
+                for (const std::string &name : dir.files("m/objects"))
+                    use(name, 0);
+            is_used = true;
+            return 0;
+        });
+        cg_space_tend(fs->fs);
+    }
+    ASSERT_TRUE(is_used);
+    ASSERT_GT(used(), QUOTA);
+    fs->mkdirs("m/contexts/c/L3");
+    cg_fs_file *file;
+    ASSERT_EQ(fs->create("m/contexts/c/L3/00000.kv", &file), 0) << "there is something that may go";
+    fs->close(file);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec));
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now.tv_sec + 60));
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), QUOTA / 100 * 90);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec + 60));
+}
+
 TEST_F(SpaceTest, AnErrorOfTheDiskLosesNothing)
 {
     const std::vector<cg_test::Chunk> cold = publish(1, 4, 20);
