@@ -19,7 +19,7 @@ extern "C" {
 uint64_t cg_now_ns(void);  /* CLOCK_MONOTONIC */
 uint64_t cg_boot_ns(void); /* CLOCK_BOOTTIME: goes on while the machine sleeps */
 
-/* What is configured in ms. */
+/* Milliseconds, as they are configured, in ns. */
 static inline uint64_t cg_ms(uint64_t ms)
 {
     return ms * UINT64_C(1000000);

@@ -16,7 +16,8 @@ typedef struct cg_runtime cg_runtime; /* connector/runtime.h */
  * answers all at once: its folder, its name, opening, reading, and what else was not there. */
 enum { CG_FEW_ROUND_TRIPS = 8 };
 
-/* Of one call to the store. Begun with the first two fields, all others 0. */
+/* Of one question to the store, in one call or several. Begun with the first two fields, all others
+ * 0. */
 typedef struct cg_silence {
     cg_runtime *runtime;
     uint64_t silence_ns;

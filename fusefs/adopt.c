@@ -79,7 +79,7 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
         return;
     cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);
     if (status != CG_OK)
-        cg_fs_log_of_file(fs, fd, "cannot be found by its key:", path, status);
+        cg_fs_log_of_file(fs, fd, "not adopted:", path, status);
 }
 
 void cg_fs_adopt_tree(cg_fs *fs)

@@ -4,6 +4,7 @@
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
+#include "fusefs/published.h"
 #include "fusefs/space.h"
 
 #include <errno.h>
@@ -133,7 +134,8 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
     close(fd);
     if (error == 0 && cg_fs_is_strict(name)) {
         list->n_published++;
-        list->n_new += item->node != NULL && item->before != CG_GATE_SEALED;
+        list->n_new += item->node != NULL && item->before != CG_GATE_SEALED &&
+                       !cg_published_for_sure(fs, item->node, "");
     }
     return error;
 }

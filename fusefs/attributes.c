@@ -21,8 +21,8 @@ static int reach(cg_fs *fs, cg_fs_node *node, cg_reached *reached_out)
     if (error != ENOENT && error != ESTALE)
         return error;
     cg_fs_pending *pending = cg_pending_of(fs, node);
-    if (pending == NULL)
-        return error;
+    if (pending == NULL) /* it may have got its name meanwhile */
+        return cg_reach(fs, node, reached_out);
     *reached_out = (cg_reached){.fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0)};
     error = reached_out->fd < 0 ? errno : 0;
     cg_pending_put(fs, pending);

@@ -31,7 +31,7 @@ int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, voi
                 size_t *n_written_out)
 {
     *n_written_out = 0;
-    /* How much comes move() knows: little. */
+    /* Only move() knows how many bytes come. They are few. */
     const int error = begin_change(fs, file, (uint64_t)offset + 1);
     if (error != 0)
         return error;

@@ -272,15 +272,19 @@ void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg
 {
     struct stat attr;
     uint64_t n_left_out;
-    if (fstat(fd, &attr) != 0)
+    const bool is_known = fstat(fd, &attr) == 0;
+    if (!is_known)
         attr.st_uid = (uid_t)-1;
     if (!may_log(fs, attr.st_uid, &n_left_out))
         return;
     if (n_left_out > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "%llu more lines about files of user %u were not logged",
                   (unsigned long long)n_left_out, (unsigned)attr.st_uid);
-    cg_fs_log(fs, CG_LOG_WARNING, "%s %s of user %u: %s", what, path, (unsigned)attr.st_uid,
-              cg_strerror(status));
+    if (is_known)
+        cg_fs_log(fs, CG_LOG_WARNING, "%s %s of user %u: %s", what, path, (unsigned)attr.st_uid,
+                  cg_strerror(status));
+    else
+        cg_fs_log(fs, CG_LOG_WARNING, "%s %s: %s", what, path, cg_strerror(status));
 }
 
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,

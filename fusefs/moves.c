@@ -91,7 +91,7 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
                           const char *path, visitor *visit, cg_arrivals *list)
 {
     /* No rule reaches below: neither where it comes from nor where it goes to. What leaves the
-     * rules may go whatever came into it since it was walked. */
+     * rules is not walked again: nothing in it gets a strict name. */
     const bool leaves = !cg_tree_is_folder(path);
     if (leaves && (visit == find_covered || !cg_tree_is_folder(old_path)))
         return 0;
@@ -114,7 +114,7 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
         struct stat attr;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        /* While it is walked again, nobody can change a name. Of more than that mv makes copies. */
+        /* While it is walked again, nobody can change a name. With more names mv makes copies. */
         if (!leaves && list->n_seen++ >= MOST_SEEN) {
             error = EXDEV;
             break;
@@ -139,14 +139,32 @@ static int walk_directory(cg_fs *fs, int parent_fd, const char *leaf, const char
     return error;
 }
 
+static bool same_rules_below(const char *old_path, const char *path);
+
+/* Whether both are the objects, say, of a model. */
+static bool same_folder_of_models(const char *old_path, const char *path)
+{
+    const char *old_leaf = strchr(old_path, '/'), *leaf = strchr(path, '/');
+    if (strcmp(old_leaf, leaf) != 0 || !cg_tree_is_folder(path))
+        return false;
+    char *old_model = strndup(old_path, (size_t)(old_leaf - old_path)),
+         *model = strndup(path, (size_t)(leaf - path));
+    const bool same = old_model != NULL && model != NULL && same_rules_below(old_model, model);
+    free(old_model);
+    free(model);
+    return same;
+}
+
 /* Whether what lies below the two directories obeys the same rules: a model and a model, a
- * context and a context. */
+ * context and a context, the objects of two models. */
 static bool same_rules_below(const char *old_path, const char *path)
 {
     cg_tree_name old_name, name;
     char *old_probe = NULL, *probe = NULL;
     bool same = false;
     const int depth = depth_of(path);
+    if (depth == 2 && depth_of(old_path) == 2)
+        return same_folder_of_models(old_path, path);
     /* A model lies at depth 1, a context at 3. One strict name below tells for all. */
     if (depth != depth_of(old_path) || (depth != 1 && depth != 3))
         return false;
@@ -285,16 +303,15 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     return error;
 }
 
-/* Whether the name to may be given to the file of fd, the node's, which was opened by from. What
- * has a strict name needs no second look at its content; one that it had may have gone, and the
- * content have been changed since. */
-static int check_link(cg_fs *fs, cg_fs_node *node, int fd, const char *from, const place *to,
+/* Whether the name to may be given to the file of fd, which is held. What has a strict name now
+ * needs no second look at its content. */
+static int check_link(cg_fs *fs, int fd, bool is_published, const place *to,
                       cg_chunk_header *header_out)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     struct stat attr;
     /* A profile's name is its fingerprint, which only reading all of it tells. */
-    if (to->name.kind == CG_TREE_PROFILE || !cg_published_for_sure(fs, node, from))
+    if (to->name.kind == CG_TREE_PROFILE || !is_published)
         return cg_fs_check(fs, fd, to->path, &to->name, header_out);
     const ssize_t n = pread(fd, first, sizeof first, 0);
     if (n < 0 || fstat(fd, &attr) != 0)
@@ -320,7 +337,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     cg_chunk_header header = {0};
     place to = {.dir_fd = -1};
     cg_gate before = CG_GATE_OPEN;
-    char *from = NULL;
+    bool is_published = false;
     int fd = -1, error;
     if (fs->read_only)
         return EROFS;
@@ -342,17 +359,20 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     /* A profile of a context becomes one of the model's. */
     const bool is_checked =
         is_strict || (S_ISREG(node->type) && to.name.kind == CG_TREE_CONTEXT_PROFILE);
-    error = cg_reach_open(fs, node, is_checked ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, &from);
+    error = cg_reach_open(fs, node, is_checked ? O_RDONLY | O_NONBLOCK : O_PATH, &fd, NULL);
     /* Held until the name is there: what was checked must be what is published. A view's file is
      * published already. */
     const bool holds = error == 0 && is_checked && node->view.level == 0;
     if (holds && (error = cg_arrivals_hold(fs, node, fd, &before)) != 0)
         goto done;
-    if (error == 0 && is_strict)
-        error = check_link(fs, node, fd, from, &to, &header);
+    if (error == 0 && is_strict) {
+        is_published = cg_published_for_sure(fs, node, "");
+        error = check_link(fs, fd, is_published, &to, &header);
+    }
     if (error == 0 && !may_link_view(node, &to))
         error = EXDEV;
-    if (error == 0 && holds && is_strict && before != CG_GATE_SEALED)
+    const bool is_new = holds && is_strict && !is_published && before != CG_GATE_SEALED;
+    if (error == 0 && is_new)
         error = cg_space_check(fs);
     if (error == 0 && is_strict && fsync(fd) != 0)
         error = errno;
@@ -377,7 +397,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         cg_fs_adopt(fs, to.path, &to.name, fd,
                     to.name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
         cg_metrics_add(&fs->metrics.published, is_strict);
-        if (holds && is_strict && before != CG_GATE_SEALED)
+        if (is_new)
             cg_space_arrived(fs, fd);
     }
     if (holds)
@@ -385,7 +405,6 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
 done:
     if (fd >= 0)
         close(fd);
-    free(from);
     place_close(&to);
     return error;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A file may have tens of thousands of names: others get the lock after so many. */
+/* A file may have tens of thousands of names: after so many the lock is let go for a moment. */
 enum { NAMES_A_TURN = 256 };
 
 static const cg_node_name *name_at(const cg_fs_node *node, unsigned name_index)

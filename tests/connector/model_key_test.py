@@ -500,7 +500,7 @@ class AttentionTest(unittest.TestCase):
         check_speculation(types.SimpleNamespace(speculative_config=None))
         for method in ("ngram", "suffix"):
             check(method)
-        for method in ("eagle", "eagle3", "mtp", "draft_model"):
+        for method in ("eagle", "eagle3", "mtp", "draft_model", "custom_class"):
             with self.subTest(method), self.assertRaisesRegex(Unsupported, f"speculative decoding by '{method}'"):
                 check(method)
         model_config = types.SimpleNamespace(enable_sleep_mode=False, model_weights=None)

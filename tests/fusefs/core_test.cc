@@ -166,8 +166,7 @@ TEST_F(ProfileTest, OfAContextTakesNoMoreMemoryThanOneUnderAStrictName)
                        static_cast<off_t>(hole_bytes)),
               0);
     cg_fs_release(fs.fs, file);
-    EXPECT_NE(fs.log().find("cannot be found by its key: m/contexts/c/profile.cgp"),
-              std::string::npos);
+    EXPECT_NE(fs.log().find("not adopted: m/contexts/c/profile.cgp"), std::string::npos);
     EXPECT_LT(peak_bytes() - before, hole_bytes / 4);
 }
 
@@ -710,7 +709,7 @@ TEST_F(FsTest, RefusalsOfOneUserFillNoLog)
 TEST_F(FsTest, ProfilesThatAreNoneAreLoggedWithTheirOwner)
 {
     EXPECT_EQ(fs.put("m/contexts/c/profile.cgp", Bytes(500, 'x')), 0);
-    EXPECT_NE(fs.log().find("found by its key: m/contexts/c/profile.cgp of user " +
+    EXPECT_NE(fs.log().find("not adopted: m/contexts/c/profile.cgp of user " +
                             std::to_string(fs.caller.uid) + ": "),
               std::string::npos)
         << fs.log();

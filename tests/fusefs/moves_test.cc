@@ -236,6 +236,9 @@ TEST_F(MovesTest, OnlyFoldersThatRulesReachAreWalkedAndTheyMayNotBeLarge)
     EXPECT_EQ(fs.rename("m/contexts/c/more", "m/contexts/c/L2"), 0);
     store.write("m/contexts/c/L2/0", Bytes{});
     EXPECT_EQ(fs.rename("m/contexts/c/L2", "m/contexts/c/more"), 0) << "what leaves may be large";
+    ASSERT_EQ(fs.rename("m/contexts/c/more", "m/contexts/c/L2"), EXDEV) << "one too many again";
+    fs.mkdirs("other");
+    EXPECT_EQ(fs.rename("m/contexts", "other/contexts"), 0) << "of a model as of the other";
 }
 
 TEST_F(MovesTest, AStrictNameIsFoundAmongHundredsOfOthers)

@@ -585,6 +585,9 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     ASSERT_EQ(fs->put("m/part", next.bytes), 0);
     EXPECT_EQ(fs->rename("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
     EXPECT_EQ(fs->link("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
+    EXPECT_EQ(fs->link(path_of(chain[0], CG_L3), "m/contexts/d/L3/00000.kv"), 0)
+        << "it was published past this mount, and takes no more";
+    EXPECT_EQ(fs->unlink("m/contexts/d/L3/00000.kv"), 0);
     fs->mkdirs("m/upload/L3");
     ASSERT_EQ(fs->rename("m/part", "m/upload/L3/00000.kv"), 0);
     EXPECT_EQ(fs->rename("m/upload", "m/contexts/e"), ENOSPC);

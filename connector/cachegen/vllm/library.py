@@ -270,7 +270,8 @@ def check_weights(vllm_config):
 def check_speculation(vllm_config):
     """Unsupported where a draft model keeps a KV cache: in vLLM its layers lie among the model's."""
     speculative = getattr(vllm_config, "speculative_config", None)
-    if speculative is not None and speculative.uses_draft_kv_cache():
+    # What a class of the user's keeps nobody knows.
+    if speculative is not None and (speculative.uses_draft_kv_cache() or speculative.method == "custom_class"):
         raise Unsupported(
             f"speculative decoding by {speculative.method!r}: its draft's KV would be stored as the model's own; "
             "methods whose drafts have no KV cache (ngram, suffix) are supported"
