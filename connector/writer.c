@@ -91,10 +91,10 @@ static uint64_t until_ns(void *user, uint64_t answered_ns)
     const uint64_t alive_ns = w->silence.alive_ns;
     pthread_mutex_lock(&rt->lock);
     const uint64_t silent_ns = cg_silence_ns(&w->silence, answered_ns);
-    const bool is_given_up = w->save->op.done;
     pthread_mutex_unlock(&rt->lock);
-    /* A sign of life is as an answer: the step begins anew. */
-    if (is_given_up || (w->silence.alive_ns != alive_ns && !begin_step(w->save, 1)))
+    /* A sign of life is as an answer: the step begins anew. (A save that was given up may wait on:
+     * until the store is known to be silent or alive, others are refused and not copied.) */
+    if (w->silence.alive_ns != alive_ns && !begin_step(w->save, 1))
         return 0;
     return cg_silence_look_ns(&w->silence, silent_ns);
 }
