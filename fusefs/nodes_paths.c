@@ -57,8 +57,8 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
 {
     pthread_mutex_lock(&nodes->lock);
     *path_out = NULL;
-    /* What a dead node's names lead to is another file. */
-    /* The root has one path, the empty one, and no names. */
+    /* What a dead node's names lead to is another file. The root has one path, the empty one, and
+     * no names. */
     const bool is_none = node->is_dead || (node == nodes->root && name_index > 0);
     const int error =
         is_none ? ENOENT : make_path(nodes, node, name_at(node, name_index), leaf, path_out);
@@ -84,11 +84,11 @@ void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, ui
 }
 
 /* cg_nodes_path_of_file() with the lock held. EAGAIN: from *index on there may be more. */
-static int find_path(const cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
+static int find_path(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
                      unsigned *index, char **path_out)
 {
     unsigned number = 0, n_seen = 0;
-    const cg_fs_node *at = *cg_node_bucket((cg_nodes *)nodes, node->dev, node->ino);
+    const cg_fs_node *at = *cg_node_bucket(nodes, node->dev, node->ino);
     for (; at != NULL; at = at->hash_next) {
         if (!cg_node_is_of(at, node->dev, node->ino) || at->type != node->type)
             continue;

@@ -10,8 +10,8 @@
 /* Whether a name of the node's file is strict. Counts names of all nodes that show the file. False
  * without memory: then nothing is left out because of it. */
 bool cg_published_by_name(cg_fs *fs, cg_fs_node *node);
-/* The same, but of names that lead to the file now. path: one that did a moment ago. False where
- * that cannot be known. */
+/* The same, but of names that lead to the file now. path: one that did a moment ago; "" where none
+ * is known. False where that cannot be known. */
 bool cg_published_for_sure(cg_fs *fs, cg_fs_node *node, const char *path);
 /* 0 if the file may be changed; its gate is open from now on. Waits for a check under way. EPERM:
  * the file is published, or the node is a view. EPERM also for a chunk or profile with a second
