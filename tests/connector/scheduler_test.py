@@ -480,9 +480,53 @@ class SharedLoadTest(unittest.TestCase):
     def test_what_comes_behind_may_differ(self):
         self.assertTrue(self.follows(prompt_token_ids=[*range(195), *range(1000, 1100)]))
 
+    def test_it_waits_for_half_of_what_it_lacks_and_loads_the_rest(self):
+        for n_common, n_shared in ((192, 192), (191, 176), (128, 128), (127, None), (0, None)):
+            with self.subTest(n_common):
+                self.setUp()
+                self.store.hit = 256
+                asked = request("b", prompt_token_ids=[*range(n_common), *range(1000, 1300 - n_common)])
+                if n_shared is None:
+                    self.assertEqual(self.made.matched_tokens(asked, 0), (256, True))
+                    continue
+                self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+                self.ends()
+                self.made.step(step_of("a", 192, 8))
+                self.made.kv_cache_manager.get_computed_blocks = lambda _, n=n_shared: (blocks(n // BLOCK), n)
+                self.assertEqual(self.made.matched_tokens(asked, n_shared), (256 - n_shared, True))
+                self.made.update_after_alloc(asked, blocks(17), 256 - n_shared)
+                load = self.made.step(step_of(None, 0, 0)).loads[0]
+                self.assertEqual((load.from_token, load.to_token), (n_shared, 256))
+                self.assertEqual(self.n_shared(), 1)
+
+    def test_of_several_it_waits_for_the_one_that_brings_most(self):
+        self.made.update_after_alloc(request("c"), blocks(13), 0)
+        self.store.hit = 256
+        asked = request("d", n_tokens=300)
+        longer = request("e", n_tokens=300, kv_transfer_params={"cachegen.level": "L1"})  # so it waits for nobody
+        self.assertEqual(self.made.matched_tokens(longer, 0), (256, True))
+        self.made.update_after_alloc(longer, blocks(17), 256)
+        self.made.states["e"].options.level = None
+        self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
+        self.assertEqual(self.made.states["d"].follows, "e")
+
+    def test_the_rest_takes_its_time_too(self):
+        self.store.hit = 256
+        budget_ns = self.made.library.ttft_budget_ns
+        for other, own, waits in ((0.6, 0.2, True), (0.6, 0.9, True), (0.9, 0.9, False)):
+            with self.subTest(f"{other} {own}"), mock.patch("time.monotonic_ns", lambda: 10**15):
+                self.setUp()
+                self.store.hit = 256
+                self.made.states["a"].predicted_ns = int(other * budget_ns)
+                self.store.predicted_ns = int(own * budget_ns)
+                asked = request("b", n_tokens=300, arrival_time=time.time() + 1000)
+                self.made.matched_tokens(asked, 0)
+                self.made.states["b"].spent_ns += budget_ns * 6 // 10 * (other > 0.8)
+                self.assertEqual(self.made.matched_tokens(asked, 0) == (None, False), waits)
+
     def test_it_loads_itself_what_is_not_what_the_other_loads(self):
         for what in (
-            {"prompt_token_ids": [*range(191), 7, *range(192, 200)]},
+            {"prompt_token_ids": [*range(90), 7, *range(91, 200)]},
             {"prompt_token_ids": [7, *range(1, 200)]},
             {"cache_salt": "tenant"},
             {"kv_transfer_params": {"cachegen.worst_level": "L2"}},
@@ -494,8 +538,8 @@ class SharedLoadTest(unittest.TestCase):
             with self.subTest(what):
                 self.assertFalse(self.follows(**what))
                 self.made.finish(request("b"), [])
-        self.store.hit = 256
-        self.assertFalse(self.follows(n_tokens=300))  # more than the other one has
+        self.store.hit = 400
+        self.assertFalse(self.follows(n_tokens=500))  # less than half of it
         self.assertEqual(self.n_shared(), 0)
 
     def test_without_a_cache_of_vllms_it_loads_itself(self):

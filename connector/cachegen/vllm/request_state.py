@@ -27,7 +27,8 @@ class RequestState:
     predicted_ns: int = 0  # of the load; 0: not known
     hit_tokens: int | None = None  # the look-up's answer
     plan: bytes = b""
-    follows: str | None = None  # the request that loads the same, which this one waited for last
+    follows: str | None = None  # the request that loads the same, or half of it, which this one waited for last
+    follows_rest_ns: int = 0  # what loading the other half was predicted to take then
     failed: bool = False  # a load failed: recompute, don't ask again
     allocated: bool = False
     has_begun: bool = False  # scheduled since its blocks were allocated

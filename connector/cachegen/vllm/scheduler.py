@@ -306,36 +306,42 @@ class Scheduler:
 
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
-        """Whether another request loads all that this one would, as this one wishes it, and in this one's time. When
-        that one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is read, decoded and
-        held in memory once."""
+        """Whether another request loads what this one would, or half of it at least, as this one wishes it, and in this
+        one's time. When that one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is
+        read, decoded and held in memory once. This one is asked again then, and loads what it still lacks."""
         if not self.kv_cache_manager.enable_caching:
             return False
         if self._is_loading(state.follows):
-            return self._has_time_for(self.states[state.follows], state)
-        n_tokens = self._usable_tokens(state) // self.library.block_tokens * self.library.block_tokens
-        if n_tokens <= state.local_tokens:
+            return self._has_time_for(self.states[state.follows], state, state.follows_rest_ns)
+        n_tokens = self._in_blocks(self._usable_tokens(state))
+        n_wanted = n_tokens - state.local_tokens
+        if n_wanted <= 0:
             return False
+        best, best_rest_ns, n_most = None, 0, 0
         for req_id, other in self.states.items():
-            if (
-                self._is_loading(req_id)
-                and other is not state
-                and self._serves(other, state, n_tokens)
-                and self._has_time_for(other, state)
-            ):
-                self._n_shared += state.follows is None
-                state.follows = req_id
-                return True
-        return False
+            if not self._is_loading(req_id) or other is state:
+                continue
+            n_shared = self._n_serves(other, state, n_tokens)
+            rest_ns = (state.predicted_ns or 0) * (n_tokens - n_shared) // n_wanted
+            if n_shared > n_most and self._has_time_for(other, state, rest_ns):
+                best, best_rest_ns, n_most = req_id, rest_ns, n_shared
+        if best is None:
+            return False
+        self._n_shared += state.follows is None
+        state.follows, state.follows_rest_ns = best, best_rest_ns
+        return True
 
-    def _has_time_for(self, other, state):
-        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget; if it
-        does not, or nothing is predicted, or it takes a quarter longer, time must be left for a load of this one's
-        own."""
+    def _in_blocks(self, n_tokens):
+        return n_tokens // self.library.block_tokens * self.library.block_tokens
+
+    def _has_time_for(self, other, state, rest_ns):
+        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget, less
+        rest_ns for what it does not bring; if it does not, or nothing is predicted, or it takes a quarter longer, time
+        must be left for a load of this one's own."""
         now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
         left_ns = budget_ns - (state.spent_ns + now_ns - state.lookup_started_ns)
         other_ns = other.answered_ns + other.predicted_ns - now_ns  # to its end; negative: it is late
-        is_on_time = other.predicted_ns and -other.predicted_ns // 4 < other_ns <= left_ns
+        is_on_time = other.predicted_ns and -other.predicted_ns // 4 < other_ns <= left_ns - rest_ns
         if other.loaded is not None or is_on_time:
             return left_ns > 0
         # A prediction is of what the budget has time for: it may be all of it.
@@ -350,16 +356,26 @@ class Scheduler:
     def _loads(state):
         return state.load is not None and not state.has_begun and not state.failed
 
-    def _serves(self, other, state, n_tokens):
-        """Whether the first n_tokens that another request loads may be used for this one."""
+    def _n_serves(self, other, state, n_tokens):
+        """How many of this request's first n_tokens another one brings, in whole blocks. Less than half of what is
+        lacking is 0: the rest would begin late for little."""
+
+        def has(n):
+            # Most others differ in the last token.
+            return other.tokens[n - 1] == state.tokens[n - 1] and other.tokens[:n] == state.tokens[:n]
+
+        block_tokens = self.library.block_tokens
         wishes = [(s.salt, s.extra, s.options.level, s.options.worst_level, s.options.max_kl) for s in (other, state)]
-        return (
-            wishes[0] == wishes[1]
-            and self._budget_ns(other) <= self._budget_ns(state)
-            and n_tokens <= other.load.to_token
-            and other.tokens[n_tokens - 1] == state.tokens[n_tokens - 1]  # most others differ here
-            and other.tokens[:n_tokens] == state.tokens[:n_tokens]
-        )
+        least = n_blocks(state.local_tokens + (n_tokens - state.local_tokens + 1) // 2, block_tokens) * block_tokens
+        most = min(n_tokens, self._in_blocks(other.load.to_token))
+        if wishes[0] != wishes[1] or self._budget_ns(other) > self._budget_ns(state) or most < least or not has(least):
+            return 0
+        if has(most):
+            return most
+        while most - least > block_tokens:  # has(least), not has(most)
+            middle = self._in_blocks((least + most) // 2)
+            least, most = (middle, most) if has(middle) else (least, middle)
+        return least
 
     def _drop_lookup(self, state):
         if state.lookup is not None:
