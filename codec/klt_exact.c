@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { MAX_SYMBOL_DIGITS = 3, SLAB_COMPONENTS = CG_SLAB_LINES * CG_QUAD_COMPONENTS };
+enum { SLAB_COMPONENTS = CG_SLAB_LINES * CG_QUAD_COMPONENTS };
 
 /* Where one row of symbols (a block's frequency) lies in a slab; or of numbers that are given,
  * whose slabs are the first ones. A frequency has its first so many components; of a slab behind
@@ -39,7 +39,7 @@ static slab_cells cells_of(const cg_synthesis *s, const cg_band_slab *slab, unsi
     return in;
 }
 
-/* Cuts symbols into signed digits of so many bits, and lists those: rows_out[MAX_SYMBOL_DIGITS],
+/* Cuts symbols into signed digits of so many bits, and lists those: rows_out[CG_SYMBOL_DIGITS],
  * the lowest first. Three digits hold any symbol, so the time for large ones is bounded. Returns
  * where the quads end. */
 static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_quad *quads,
@@ -49,7 +49,7 @@ static cg_quad *list_digits(const cg_klt_inverse *inverse, slab_cells in, cg_qua
     const int half = 1 << (inverse->digit_bits - 1);
     for (size_t c = 0; c < in.n_cells; c++)
         rest[c] = in.cells[c];
-    for (unsigned d = 0; d < MAX_SYMBOL_DIGITS; d++) {
+    for (unsigned d = 0; d < CG_SYMBOL_DIGITS; d++) {
         int16_t digits[SLAB_COMPONENTS];
         for (size_t c = 0; c < in.n_cells; c++) {
             /* Rounded, not cut off: what is left is a digit from -half to half - 1. */
@@ -101,10 +101,10 @@ static void list_batch(const cg_synthesis *s, size_t batch, size_t n)
                 quads += row->n_quads;
                 continue;
             }
-            cg_quad_row digits[MAX_SYMBOL_DIGITS];
+            cg_quad_row digits[CG_SYMBOL_DIGITS];
             quads = list_digits(inverse, in, quads, digits);
             *row = digits[0];
-            for (unsigned d = 1; d < MAX_SYMBOL_DIGITS; d++) {
+            for (unsigned d = 1; d < CG_SYMBOL_DIGITS; d++) {
                 if (digits[d].n_quads > 0)
                     *large++ = (cg_large_row){digits[d], i, (uint32_t)r, d * inverse->digit_bits};
             }

@@ -78,11 +78,12 @@ static inline size_t cg_klt_quads_bytes(const cg_level_columns *columns, size_t 
            sizeof(cg_quad);
 }
 
-/* The same for integers: a row's quads, for each of the three digits that large symbols have.
+/* The same for integers: a row's quads, for each digit that large symbols have.
  * n_cells: of a block, given numbers included, which make quads of their own. */
 static inline size_t cg_klt_exact_quads_bytes(size_t n_cells, size_t n)
 {
-    return (3 * (n_cells / CG_QUAD_COMPONENTS + 2 * CG_DCT) * n + CG_QUAD_SLACK) * sizeof(cg_quad);
+    return (CG_SYMBOL_DIGITS * (n_cells / CG_QUAD_COMPONENTS + 2 * CG_DCT) * n + CG_QUAD_SLACK) *
+           sizeof(cg_quad);
 }
 
 /* Memory for integers in tiles: all digits of each slab and frequency. Any of them may be needed.

@@ -335,11 +335,9 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
         keeping kept = {rt, b.keys};
         const cg_store_keeper keeper = {keep_file, &kept, keepable(rt)};
         w = wait_for(prefixes, n_in, silence_ns);
-        status =
-            cg_store_lookup_open(c->store, io, b.keys, b.n_keys,
-                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-                                 accepted, &(cg_store_patience){until_ns, &w},
-                                 keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
+        status = cg_store_lookup_open(c->store, io, b.keys, b.n_keys, cg_model_profile(&c->model),
+                                      accepted, &(cg_store_patience){until_ns, &w},
+                                      keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
     }
     const uint64_t took_ns = cg_now_ns() - began_ns;
     const cg_asked asked = conclude(&w, io, status, n_errors, took_ns);

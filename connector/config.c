@@ -39,70 +39,78 @@ typedef struct key_rule {
 } key_rule;
 
 #define AT(field) offsetof(cg_config, field)
-/* key                        type      where                        default   range
- * choices */
+/* clang-format off: a row a line, with what it means above it */
+/* key, type, where, default, least, most, choices */
 static const key_rule RULES[] = {
-    {"root", STRING, AT(root), 0, 0, 0, NULL},   /* required: the store's directory or mount */
-    {"model", STRING, AT(model), 0, 0, 0, NULL}, /* required: the model's folder in it */
-    {"group", STRING, AT(group), 0, 0, 0,
-     NULL}, /* of the ranks of a tensor-parallel engine: how they find each other */
-    {"chunk_tokens", INTEGER, AT(chunk_tokens), 256, 8, 65536, NULL}, /* tokens a chunk */
-    {"tail_multiple", INTEGER, AT(tail_multiple), 32, 1, 65536,
-     NULL}, /* tails are stored at multiples of it; divides chunk_tokens */
-    {"store_levels", LEVELS, AT(store_levels), 0xe, 0, 0,
-     NULL}, /* levels that a save makes (L0 alone without a profile) */
-    {"streams", CHOICE, AT(streams), 0, 0, 0,
-     STREAMS}, /* of what a save makes: few, or for a GPU that loads one chunk */
-    {"level", CHOICE, AT(level_plus_1), 0, 0, 0,
-     LEVEL_OR_AUTO}, /* the one level to load, or the controller's choice */
-    {"worst_level", CHOICE, AT(worst_level), 3, 0, 0,
-     LEVEL_NAMES}, /* nothing worse is loaded, provenance counted */
+    /* required: the store's directory or mount */
+    {"root", STRING, AT(root), 0, 0, 0, NULL},
+    /* required: the model's folder in it */
+    {"model", STRING, AT(model), 0, 0, 0, NULL},
+    /* of the ranks of a tensor-parallel engine: how they find each other */
+    {"group", STRING, AT(group), 0, 0, 0, NULL},
+    /* tokens a chunk */
+    {"chunk_tokens", INTEGER, AT(chunk_tokens), 256, 8, 65536, NULL},
+    /* tails are stored at multiples of it; divides chunk_tokens */
+    {"tail_multiple", INTEGER, AT(tail_multiple), 32, 1, 65536, NULL},
+    /* levels that a save makes (L0 alone without a profile) */
+    {"store_levels", LEVELS, AT(store_levels), 0xe, 0, 0, NULL},
+    /* of what a save makes: few, or for a GPU that loads one chunk */
+    {"streams", CHOICE, AT(streams), 0, 0, 0, STREAMS},
+    /* the one level to load, or the controller's choice */
+    {"level", CHOICE, AT(level_plus_1), 0, 0, 0, LEVEL_OR_AUTO},
+    /* nothing worse is loaded, provenance counted */
+    {"worst_level", CHOICE, AT(worst_level), 3, 0, 0, LEVEL_NAMES},
     {"policy", CHOICE, AT(policy), 0, 0, 0, POLICIES},
     {"ttft_budget_ms", INTEGER, AT(ttft_budget_ms), 2000, 1, 86400000, NULL},
-    {"prior_mbps", NUMBER, AT(prior_mbps), 0, 0, 1e9,
-     NULL}, /* the link's Mbit/s before the first sample; 0 = unknown */
+    /* the link's Mbit/s before the first sample; 0 = unknown */
+    {"prior_mbps", NUMBER, AT(prior_mbps), 0, 0, 1e9, NULL},
     {"estimator", CHOICE, AT(estimator), 0, 0, 0, ESTIMATORS},
-    {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12,
-     NULL}, /* prefill speed; 0 = measured */
-    {"recompute_doubling_tokens", NUMBER, AT(recompute_doubling_tokens), 0, 0, 1e12,
-     NULL}, /* behind so many tokens one takes twice as long; 0 = measured, or never */
-    {"threads", INTEGER, AT(threads), 0, 0, 1024,
-     NULL}, /* that decode; 0 = as many as CPUs, 8 at most; encoders: README.md */
-    {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL}, /* niceness of those that encode */
-    {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0,
-     NULL}, /* CPUs of all of the connector's threads; [] = all of the process */
+    /* prefill speed; 0 = measured */
+    {"recompute_tokens_per_s", NUMBER, AT(recompute_tokens_per_s), 0, 0, 1e12, NULL},
+    /* behind so many tokens one takes twice as long; 0 = measured, or never */
+    {"recompute_doubling_tokens", NUMBER, AT(recompute_doubling_tokens), 0, 0, 1e12, NULL},
+    /* that decode; 0 = as many as CPUs, 8 at most; encoders: README.md */
+    {"threads", INTEGER, AT(threads), 0, 0, 1024, NULL},
+    /* niceness of those that encode */
+    {"encode_nice", INTEGER, AT(encode_nice), 19, 0, 19, NULL},
+    /* CPUs of all of the connector's threads; [] = all of the process */
+    {"cpu_affinity", CPUS, AT(cpus), 0, 0, 0, NULL},
     {"io_backend", CHOICE, AT(io_backend), 0, 0, 0, BACKENDS},
-    {"io_cache", CHOICE, AT(io_cache), 0, 0, 0, CACHES},          /* page cache or O_DIRECT */
-    {"queue_depth", INTEGER, AT(queue_depth), 16, 1, 1024, NULL}, /* reads under way at most */
-    {"open_timeout_ms", INTEGER, AT(open_timeout_ms), 120000, 1, 86400000,
-     NULL}, /* then opening fails, and leaves what hangs behind */
-    {"read_timeout_ms", INTEGER, AT(read_timeout_ms), 10000, 1, 86400000,
-     NULL}, /* then a read is abandoned */
-    {"lookup_timeout_ms", INTEGER, AT(lookup_timeout_ms), 2000, 1, 86400000,
-     NULL}, /* then a look-up ends with what it knows */
-    {"save_timeout_ms", INTEGER, AT(save_timeout_ms), 10000, 1, 86400000,
-     NULL}, /* a store that takes longer for a chunk hangs: saves end */
-    {"close_timeout_ms", INTEGER, AT(close_timeout_ms), 10000, 1, 86400000,
-     NULL}, /* then closing leaves what hangs behind */
-    {"staging_mib", INTEGER, AT(staging_mib), 1024, 1, 16777216,
-     NULL}, /* copied KV that waits to be saved; also chunks read and not yet decoded */
+    /* page cache or O_DIRECT */
+    {"io_cache", CHOICE, AT(io_cache), 0, 0, 0, CACHES},
+    /* reads under way at most */
+    {"queue_depth", INTEGER, AT(queue_depth), 16, 1, 1024, NULL},
+    /* then opening fails, and leaves what hangs behind */
+    {"open_timeout_ms", INTEGER, AT(open_timeout_ms), 120000, 1, 86400000, NULL},
+    /* then a read is abandoned */
+    {"read_timeout_ms", INTEGER, AT(read_timeout_ms), 10000, 1, 86400000, NULL},
+    /* then a look-up ends with what it knows */
+    {"lookup_timeout_ms", INTEGER, AT(lookup_timeout_ms), 2000, 1, 86400000, NULL},
+    /* a store that takes longer for a chunk hangs: saves end */
+    {"save_timeout_ms", INTEGER, AT(save_timeout_ms), 10000, 1, 86400000, NULL},
+    /* then closing leaves what hangs behind */
+    {"close_timeout_ms", INTEGER, AT(close_timeout_ms), 10000, 1, 86400000, NULL},
+    /* copied KV that waits to be saved; also chunks read and not yet decoded */
+    {"staging_mib", INTEGER, AT(staging_mib), 1024, 1, 16777216, NULL},
     {"max_abandoned_reads", INTEGER, AT(max_abandoned_reads), 64, 1, 65536, NULL},
-    {"negative_ttl_ms", INTEGER, AT(negative_ttl_ms), 1000, 0, 86400000,
-     NULL}, /* how long a missing chunk is remembered */
-    {"positive_ttl_ms", INTEGER, AT(positive_ttl_ms), 10000, 0, 86400000,
-     NULL}, /* how long a found chunk is remembered */
-    {"retry_ms", INTEGER, AT(retry_ms), 30000, 0, 86400000,
-     NULL}, /* how long a chunk that failed is not offered */
+    /* how long a missing chunk is remembered */
+    {"negative_ttl_ms", INTEGER, AT(negative_ttl_ms), 1000, 0, 86400000, NULL},
+    /* how long a found chunk is remembered */
+    {"positive_ttl_ms", INTEGER, AT(positive_ttl_ms), 10000, 0, 86400000, NULL},
+    /* how long a chunk that failed is not offered */
+    {"retry_ms", INTEGER, AT(retry_ms), 30000, 0, 86400000, NULL},
     {"gpu_library", STRING, AT(gpu_library), 0, 0, 0, NULL},
-    {"gpu_slots", INTEGER, AT(gpu_slots), 0, 0, 64,
-     NULL}, /* chunks that a GPU has at once; 0 = by their size: cg_gpu_open() */
-    {"gpu_staging_mib", INTEGER, AT(gpu_staging_mib), 512, 1, 16777216,
-     NULL}, /* pinned memory for KV that is copied off a GPU */
-    {"trace_dir", STRING, AT(trace_dir), 0, 0, 0, NULL}, /* where each load leaves a trace */
+    /* chunks that a GPU has at once; 0 = by their size: cg_gpu_open() */
+    {"gpu_slots", INTEGER, AT(gpu_slots), 0, 0, 64, NULL},
+    /* pinned memory for KV that is copied off a GPU */
+    {"gpu_staging_mib", INTEGER, AT(gpu_staging_mib), 512, 1, 16777216, NULL},
+    /* where each load leaves a trace */
+    {"trace_dir", STRING, AT(trace_dir), 0, 0, 0, NULL},
     {"read_only", BOOLEAN, AT(read_only), 0, 0, 0, NULL},
-    {"geometry", GEOMETRY, AT(geometry), 0, 0, 0,
-     NULL}, /* for a model without model.json; dtype: also overrides it */
+    /* for a model without model.json; dtype: also overrides it */
+    {"geometry", GEOMETRY, AT(geometry), 0, 0, 0, NULL},
 };
+/* clang-format on */
 enum { N_RULES = sizeof RULES / sizeof RULES[0] };
 
 unsigned cg_dtype_from_name(const char *name)

@@ -277,6 +277,11 @@ done:
     return status;
 }
 
+const cg_fingerprint *cg_model_profile(const cg_model *model)
+{
+    return model->profile != NULL ? &model->profile_fingerprint : NULL;
+}
+
 void cg_model_destroy(cg_model *model)
 {
     cg_profile_free(model->profile);

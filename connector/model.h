@@ -39,6 +39,9 @@ typedef struct cg_model {
 cg_status cg_model_init(cg_model *model_out, const cg_config *config, const cg_sentence *error);
 void cg_model_destroy(cg_model *model);
 
+/* The profile's fingerprint, as the store's calls want it; NULL without a profile. The model's. */
+const cg_fingerprint *cg_model_profile(const cg_model *model);
+
 /* The text of a model.json for this model, malloc'ed, the caller's; NULL without memory. */
 char *cg_model_json(const cg_model *model);
 

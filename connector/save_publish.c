@@ -102,7 +102,7 @@ cg_status cg_save_publish_chunk(const cg_save_chunk *chunk, cg_io *io)
 cg_status cg_save_publish_context(cachegen_save *save, cg_io *io)
 {
     const cachegen *c = save->op.connector;
-    const cg_fingerprint *profile = c->model.profile != NULL ? &c->model.profile_fingerprint : NULL;
+    const cg_fingerprint *profile = cg_model_profile(&c->model);
     cg_store_entry *entries = calloc(save->n_keys + (size_t)1, sizeof *entries);
     cg_store_link *links = calloc(save->n_keys + (size_t)1, sizeof *links);
     cg_status status = CG_ERR_NO_MEMORY;

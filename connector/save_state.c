@@ -168,7 +168,7 @@ void cg_save_finish(cachegen_save *save, cg_status status)
     cg_operation_finish(&save->op);
 }
 
-void cg_saves_drop(cg_runtime *rt, cg_status status)
+static void end_all_that_wait(cg_runtime *rt, cg_status status)
 {
     while (rt->saves.head != NULL) {
         cachegen_save *save = (cachegen_save *)cg_operation_take(rt, &rt->saves);
@@ -185,7 +185,7 @@ void cg_saves_give_up(cg_runtime *rt)
     rt->step_until_ns = UINT64_MAX;
     if (rt->saving != NULL)
         cg_save_finish((cachegen_save *)rt->saving, CG_ERR_TIMED_OUT);
-    cg_saves_drop(rt, CG_ERR_TIMED_OUT);
+    end_all_that_wait(rt, CG_ERR_TIMED_OUT);
 }
 
 void *cg_saves_watch(void *argument)

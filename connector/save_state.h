@@ -132,8 +132,6 @@ void cg_save_count_dropped(cg_runtime *runtime, uint32_t n_chunks, cg_status sta
 
 /* The save is done; nothing happens if it was before. It may be gone afterwards. */
 void cg_save_finish(cachegen_save *save, cg_status status);
-/* Ends all saves that wait. Then cg_save_unlock(). */
-void cg_saves_drop(cg_runtime *runtime, cg_status status);
 /* The store hangs: ends the save that the writer has, and all that wait. Then cg_save_unlock(). */
 void cg_saves_give_up(cg_runtime *runtime);
 /* The body of the thread that does so in time; the argument is the cg_runtime. */

@@ -13,6 +13,8 @@
  * pool busy, and few, because each holds its encoder until then. */
 enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 
+/* Of a context that is published: so many chunks are linked in the time that the store may take for
+ * one answer, before it counts as hung. A link is a name, and no data. */
 enum { CONTEXT_CHUNKS_AN_ANSWER = 8 };
 
 /* What comes now asks the store for nothing. */
@@ -119,8 +121,7 @@ static bool ask_what_is_there(cachegen_save *save, cg_io *io, const cg_key *keys
         n_keys--;
     if (n_keys > 0) {
         status =
-            cg_store_lookup_open(c->store, io, keys, n_keys,
-                                 c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
+            cg_store_lookup_open(c->store, io, keys, n_keys, cg_model_profile(&c->model),
                                  (uint8_t)c->store_levels, &patience, NULL, entries_out, &n_errors);
         has_answered = has_answered && status == CG_OK && n_errors == 0;
     }
@@ -166,9 +167,9 @@ static bool store_has(cachegen_save *save, cg_io *io, const cg_key *key, uint8_t
     cg_store_entry entry;
     uint32_t n_errors = 0;
     waiting w = wait_for(save);
-    const cg_status status = cg_store_lookup_open(
-        c->store, io, key, 1, c->model.profile != NULL ? &c->model.profile_fingerprint : NULL,
-        levels, &(cg_store_patience){until_ns, &w}, NULL, &entry, &n_errors);
+    const cg_status status =
+        cg_store_lookup_open(c->store, io, key, 1, cg_model_profile(&c->model), levels,
+                             &(cg_store_patience){until_ns, &w}, NULL, &entry, &n_errors);
     *erred_out = *erred_out || status != CG_OK || n_errors > 0;
     return entry.levels != 0;
 }
@@ -253,7 +254,8 @@ static void wait_for_other(cg_save_chunk *chunk)
 }
 
 /* Takes the chunk's lock, before it is encoded. False: another engine has it, and this chunk is not
- * the next to be published; so nothing is waited for, that waits for this engine. */
+ * the next to be published. Two engines must not wait for each other, so only the next one is
+ * waited for. */
 static bool lock_chunk(cg_save_chunk *chunk, bool is_next, cg_io *io)
 {
     cachegen_save *save = chunk->save;

@@ -218,16 +218,6 @@ static int move(const place *from, const place *to, unsigned flags)
     return unlinkat(from->dir_fd, from->leaf, 0) == 0 ? 0 : errno;
 }
 
-/* The name is there already; an error here could not take it back. */
-static void sync_place(const place *at)
-{
-    const int fd = openat(at->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-}
-
 static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent,
                           const char *new_name, unsigned flags)
 {
@@ -292,10 +282,11 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
         }
         pthread_rwlock_unlock(&fs->names_lock);
     }
+    /* The names are there already; an error here could not take them back. */
     if (error == 0 && list.n_published > 0) {
-        sync_place(&to);
+        cg_publish_sync_directory(to.dir_fd);
         if (exchange) /* which publishes there, too */
-            sync_place(&from);
+            cg_publish_sync_directory(from.dir_fd);
     }
     cg_arrivals_end(fs, &list, error == 0);
     place_close(&from);
@@ -390,7 +381,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     }
     const bool is_linked = error == 0;
     if (is_linked && is_strict)
-        sync_place(&to);
+        cg_publish_sync_directory(to.dir_fd); /* no error takes the name back */
     if (is_linked)
         error = cg_fs_enter(fs, new_parent, to.dir_fd, new_name, to.path, entry_out);
     if (is_linked) {

@@ -413,17 +413,6 @@ void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *text,
     pthread_mutex_unlock(&nodes->lock);
 }
 
-cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *text)
-{
-    pthread_mutex_lock(&nodes->lock);
-    const cg_node_name *name = find_name(nodes, parent, text);
-    cg_fs_node *node = name == NULL ? NULL : name->node;
-    if (node != NULL)
-        node->n_pins++;
-    pthread_mutex_unlock(&nodes->lock);
-    return node;
-}
-
 static cg_node_ref ref_to(cg_fs_node *node)
 {
     return (cg_node_ref){node, S_ISDIR(node->type)};

@@ -142,8 +142,6 @@ void cg_nodes_drop_name(cg_nodes *nodes, cg_fs_node *parent, const char *name, b
 void cg_nodes_drop_stale(cg_nodes *nodes, cg_fs_node *node, const char *path, uint64_t epoch);
 void cg_nodes_move_name(cg_nodes *nodes, cg_fs_node *parent, const char *name,
                         cg_fs_node *new_parent, const char *new_name, bool exchange);
-/* The node known by this name, pinned; or NULL. */
-cg_fs_node *cg_nodes_find(cg_nodes *nodes, cg_fs_node *parent, const char *name);
 
 /* A node that may be gone at any time, and what it was when it was seen. */
 typedef struct cg_node_ref {

@@ -82,9 +82,8 @@ static int move_without_replacing(int staging_fd, const char *temporary, int dir
     return renameat(staging_fd, temporary, dir_fd, name) == 0 ? 0 : errno;
 }
 
-static int sync_directory(int dir_fd)
+int cg_publish_sync_directory(int dir_fd)
 {
-    /* dir_fd is O_PATH, which cannot be synced. */
     const int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return 0; /* we may search it but not read it: no way to ask */
@@ -183,7 +182,7 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
     if (*is_strict_out)
         cg_claim_end(pending->fd); /* whoever still has it open cannot write to it any more */
     /* The name is there, whatever the disk says now. */
-    error = sync_directory(dir_fd);
+    error = cg_publish_sync_directory(dir_fd);
     if (is_ours) /* else the name is that of the file that was there */
         cg_nodes_add_name(&fs->nodes, pending->node, pending->parent, pending->name);
     if (*is_strict_out) {

@@ -16,4 +16,6 @@ int cg_publish(cg_fs *fs, cg_fs_pending *pending);
  * replace: a file that has the name loses it; otherwise EEXIST. */
 int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const char *name,
                   bool replace);
+/* fsync of an open directory, O_PATH or not: its names are on disk then. */
+int cg_publish_sync_directory(int dir_fd);
 #endif

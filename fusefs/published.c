@@ -97,7 +97,8 @@ static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
             (n == sizeof first && cg_chunk_header_parse(first, sizeof first, &header) == CG_OK));
 }
 
-int cg_published_allow_change(cg_fs *fs, cg_fs_node *node)
+/* 0 if the file may be changed; its gate is open from now on. */
+static int allow_change(cg_fs *fs, cg_fs_node *node)
 {
     if (node->view.level != 0)
         return EPERM;
@@ -114,7 +115,7 @@ int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_
 {
     char *path;
     int fd;
-    int error = cg_published_allow_change(fs, node);
+    int error = allow_change(fs, node);
     if (error != 0)
         return error;
     if ((error = cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path)) != 0)

@@ -13,13 +13,12 @@ bool cg_published_by_name(cg_fs *fs, cg_fs_node *node);
 /* The same, but of names that lead to the file now. path: one that did a moment ago; "" where none
  * is known. False where that cannot be known. */
 bool cg_published_for_sure(cg_fs *fs, cg_fs_node *node, const char *path);
-/* 0 if the file may be changed; its gate is open from now on. Waits for a check under way. EPERM:
- * the file is published, or the node is a view. EPERM also for a chunk or profile with a second
- * link: that may be a strict name that this daemon has never seen. */
-int cg_published_allow_change(cg_fs *fs, cg_fs_node *node);
 /* Opens the file for writing with these flags, if it may be changed, and claims it
- * (fusefs/claims.h). The caller closes *fd_out; path_out as in cg_reach_open(). ETXTBSY: another
- * daemon is about to publish it. ESTALE, EPERM: it has just done so. */
+ * (fusefs/claims.h); its gate is open from now on. Waits for a check under way. The caller closes
+ * *fd_out; path_out as in cg_reach_open(). EPERM: the file is published, or the node is a view.
+ * EPERM also for a chunk or profile with a second link: that may be a strict name that this daemon
+ * has never seen. ETXTBSY: another daemon is about to publish it. ESTALE, EPERM: it has just done
+ * so. */
 int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out,
                                 char **path_out);
 #endif

@@ -195,7 +195,8 @@ cg_status cg_file_sync_dir(int dir_fd, const char *path)
     return cg_status_from_errno(error);
 }
 
-cg_status cg_file_make_parents(int dir_fd, const char *path)
+/* mkdir -p (0700), durable, of the directories above path. */
+static cg_status make_parents(int dir_fd, const char *path)
 {
     char prefix[PATH_MAX];
     struct stat s;
@@ -311,7 +312,7 @@ static cg_status install(int from_fd, const char *from, int dir_fd, const char *
         return CG_ERR_INVALID_ARGUMENT;
     cg_io_temp_path(to, temp);
     snprintf(own, sizeof own, "/proc/self/fd/%d", from_fd);
-    cg_status status = cg_file_make_parents(dir_fd, to);
+    cg_status status = make_parents(dir_fd, to);
     if (status != CG_OK)
         return status;
     if (fsync(from_fd) != 0) /* whoever wrote it need not have */

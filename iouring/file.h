@@ -62,8 +62,6 @@ cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t co
 cg_status cg_file_share(int dir_fd, const char *from, const char *to);
 /* fsync of the directory that holds path. CG_OK also on a file system that cannot sync one. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);
-/* mkdir -p (0700), durable, of the directories above path. */
-cg_status cg_file_make_parents(int dir_fd, const char *path);
 
 #ifdef __cplusplus
 }

@@ -72,8 +72,6 @@ typedef struct cg_store_patience {
     uint64_t (*until_ns)(void *user, uint64_t answered_ns); /* CLOCK_MONOTONIC */
     void *user;
 } cg_store_patience;
-/* As long as that, which must outlive it, however the store answers. */
-cg_store_patience cg_store_until(uint64_t *deadline_ns);
 
 /* The same, with patience (NULL: without end). Files that hold what was asked for stay open: each
  * is given to keeper, which closes it; NULL: none does. */

@@ -270,16 +270,11 @@ static uint64_t until_deadline_ns(void *user, uint64_t answered_ns)
     return *deadline_ns;
 }
 
-cg_store_patience cg_store_until(uint64_t *deadline_ns)
-{
-    return (cg_store_patience){until_deadline_ns, deadline_ns};
-}
-
 cg_status cg_store_lookup(const cg_store *store, cg_io *io, const cg_key *keys, size_t n_keys,
                           const cg_fingerprint *profile, uint8_t level_mask, uint64_t deadline_ns,
                           cg_store_entry *entries_out, uint32_t *n_errors_out)
 {
-    const cg_store_patience patience = cg_store_until(&deadline_ns);
+    const cg_store_patience patience = {until_deadline_ns, &deadline_ns};
     return cg_store_lookup_open(store, io, keys, n_keys, profile, level_mask,
                                 deadline_ns != 0 ? &patience : NULL, NULL, entries_out,
                                 n_errors_out);
