@@ -48,6 +48,12 @@ struct Kind {
     std::string backend;
     bool is_lossy; // chunks of all lossy levels in one file, else exact ones
 };
+
+void PrintTo(const Kind &kind, std::ostream *out) // else a test's name shows the struct's bytes
+{
+    *out << kind.backend << (kind.is_lossy ? ", lossy" : "");
+}
+
 // KV of another token is farther off than any level (Engine::relative_error_of()).
 constexpr double WORST_OF_L3 = 0.3;
 

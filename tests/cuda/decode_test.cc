@@ -355,6 +355,11 @@ struct KltCase {
     bool joined, all_active, is_scaled;
 };
 
+void PrintTo(const KltCase &klt, std::ostream *out) // else a test's name shows the struct's bytes
+{
+    *out << klt.name;
+}
+
 class KltDecodeTest : public testing::TestWithParam<KltCase>
 {
   protected:
@@ -482,6 +487,11 @@ struct JointCase {
     unsigned least_shift;
     bool is_scaled = false;
 };
+
+void PrintTo(const JointCase &joint, std::ostream *out)
+{
+    *out << joint.name;
+}
 
 class JointDecodeTest : public testing::TestWithParam<JointCase>
 {
