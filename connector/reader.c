@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 enum {
+    LOCKED_MS = 2, /* for ending loads, and what one more of them takes */
     MAX_COMPLETIONS = 32,
     GRACE_MS = 200, /* for reads under way when the connector closes */
     MAX_CLOSING = 8,
@@ -273,13 +274,20 @@ static uint64_t watch(reader *r)
     cg_stream *overdue, *hopeless;
     uint32_t index;
     pthread_mutex_lock(&rt->lock);
+    /* Each time all loads are looked at. The engine's steps want the lock, too: what is left is for
+     * the next round, which is at once. */
+    const uint64_t until_ns = cg_now_ns() + cg_ms(LOCKED_MS);
     while ((overdue = next_overdue(rt, now_ns)) != NULL) {
         cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
         wake_ns = now_ns;                            /* for what others may read now */
+        if (cg_now_ns() >= until_ns)
+            break;
     }
     while ((hopeless = next_hopeless(rt, now_ns, &index)) != NULL) {
         cg_load_shorten(cg_load_of_stream(hopeless), index);
         wake_ns = now_ns;
+        if (cg_now_ns() >= until_ns)
+            break;
     }
     while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
