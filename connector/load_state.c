@@ -47,6 +47,15 @@ static void trace_read(cachegen_load *load, const cg_stream_read *read, cg_statu
     cg_trace_add(load->trace, &event);
 }
 
+/* What the load did not wait for: of a store that hangs it is all that there is to see. */
+static void trace_open_reads(cachegen_load *load, uint64_t now_ns)
+{
+    const cg_stream_plan *plan = &load->op.runtime->stream_plan;
+    for (uint32_t i = 0; i < plan->window.depth; i++)
+        if (plan->reads[i].id != 0 && plan->reads[i].stream == &load->stream)
+            trace_read(load, &plan->reads[i], CG_ERR_CANCELLED, 0, 0, now_ns, 0);
+}
+
 /* Before the speeds learn of it. */
 static void trace_decode(const cg_load_chunk *chunk)
 {
@@ -100,6 +109,8 @@ void cg_load_settle(cachegen_load *load)
     rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
     load->lost_ns =
         cg_stream_engine_lost(&rt->stream_plan, &load->stream, &rt->speeds, cg_now_ns());
+    if (load->trace != NULL)
+        trace_open_reads(load, cg_now_ns());
     cg_stream_plan_remove(&rt->stream_plan, &load->stream);
     p->bytes_dropped = load->stream.dropped_bytes;
     rt->stats.bytes_dropped += p->bytes_dropped;

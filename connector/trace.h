@@ -23,7 +23,7 @@ enum {
 };
 
 typedef enum cg_trace_kind {
-    CG_TRACE_READ = 0,   /* a range of a chunk's file */
+    CG_TRACE_READ = 0,   /* a range of a chunk's file; "cancelled": under way when the load ended */
     CG_TRACE_DECODE = 1, /* from when the plan says so, also waiting for a thread */
     CG_TRACE_PLAN = 2,   /* chunks are now to be had at other levels */
     CG_TRACE_CUT = 3,    /* nothing is loaded from a chunk on */

@@ -303,6 +303,33 @@ TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
     }
 }
 
+TEST_P(HangTest, ALoadsTraceHasTheReadThatHung)
+{
+    const TempDir traces;
+    engine = open(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 500, \"trace_dir\": \"" +
+                  traces.path + "\"");
+    const Tokens tokens = prompt(32 * 4);
+    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+    odd->set_mood(Mood::HANGING);
+    cachegen_load *load;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    ends_within(std::chrono::seconds(1), [&] {
+        EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+        cachegen_load_free(load);
+    });
+    odd->set_mood(Mood::GOOD);
+    engine.reset(); // which waits for traces
+    const std::vector<std::string> files = traces.files();
+    ASSERT_EQ(files.size(), 1u);
+    const std::string text = traces.read_text(files[0]);
+    const size_t read = text.find("\"name\": \"read\"");
+    ASSERT_NE(read, std::string::npos) << text;
+    EXPECT_NE(text.find(cg_strerror(CG_ERR_CANCELLED), read), std::string::npos) << text;
+}
+
 TEST_P(HangTest, ASaveEndsInItsTimeAndSoDoWhatWaitsBehindIt)
 {
     cachegen_save *save = start_hung_save(prompt(32 * 4)), *behind;
