@@ -6,8 +6,9 @@
  * of connector/extents.h sees all loads at once and is asked anew whenever something has ended.
  * Where all would be in time at half the speed, and what must arrive at a tenth, each chunk is read
  * whole.
- * 2. Of all loads, what must arrive goes in the order of deadlines. But a load that would be late
- * even over a link twice as fast goes behind all that would not: it would only delay them.
+ * 2. Of all loads, what must arrive goes in the order of deadlines. But a load with a budget that
+ * would be late even over a link twice as fast goes behind all that would not: it would only delay
+ * them. That holds for one at a fixed level, too.
  * 3. A range is at most 1 MiB. If the rest of a chunk may have to be left out, it is at most what a
  * slow link moves in 30 ms. The window is what may be under way at once: what the link moves in 30
  * ms and two round trips, and at least two ranges. For a far store it may be smaller or larger:
