@@ -272,6 +272,7 @@ typedef struct cachegen_progress {
     uint32_t chunks_at[4];           /* of the prefix that is whole, by level */
     uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
     uint64_t predicted_kl_micronats; /* KL divergence that they cost, by the curve of quality */
+    uint64_t bytes_from_memory;      /* of bytes_read: from the page cache, not over the link */
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
@@ -392,11 +393,11 @@ CACHEGEN_API void cachegen_report_queue(cachegen *connector, uint64_t n_tokens, 
 CACHEGEN_API void cachegen_expect(cachegen *connector, uint64_t n_tokens);
 
 /* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
- * tells it how a load in another process went, from which it learns the speeds. bytes_read were
- * read in read_ns; where this process has read, too, it has measured that itself, and they are left
- * out. loaded_tokens - from_token tokens, of chunks at the levels that chunks_at counts, were
- * decoded in decode_ns and written to blocks in copy_ns. Where chunks_at is all zeros they were of
- * worst_level. */
+ * tells it how a load in another process went, from which it learns the speeds. bytes_read,
+ * less bytes_from_memory, came over the link in read_ns; where this process has read, too, it has
+ * measured that itself, and they are left out. loaded_tokens - from_token tokens, of chunks at the
+ * levels that chunks_at counts, were decoded in decode_ns and written to blocks in copy_ns. Where
+ * chunks_at is all zeros they were of worst_level. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 

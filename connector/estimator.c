@@ -10,8 +10,10 @@ static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the ne
 
 /* A sample has so many bytes or took so long: less says more of round trips than of the link. */
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
-/* Faster than this, and sooner than a network and a server can answer: the page cache. */
-static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6;
+/* Faster than this, and sooner than a network and a server can answer: the page cache. Of a store
+ * that is known to be far, what comes in half of its latency did not come from there, however small
+ * it is. How far it is was measured once, so of what took long that is not said. */
+static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6, FAR_MEMORY_NS = 5e6;
 /* A read hangs if it is so old, and its part of what came meanwhile so many times its bytes. */
 static const double HANG_NS = 100e6, HANG_FACTOR = 2;
 static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times off */
@@ -90,6 +92,8 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
     if (e->n_samples == CG_ESTIMATOR_WINDOW)
         keep_last(e, CG_ESTIMATOR_WINDOW - 1);
     e->n_added++;
+    e->is_prior_doubted = false;
+    e->prior_since_ns = 0;
     e->samples[e->n_samples++] = (cg_link_sample){.bytes = bytes, .ns = ns, .at_ns = at_ns};
     e->generation++;
     if (e->n_samples >= SURE_SAMPLES)
@@ -112,10 +116,31 @@ void cg_estimator_add(cg_estimator *e, uint64_t bytes, uint64_t duration_ns, uin
         add_sample(e, (double)bytes, (double)duration_ns, at_ns);
 }
 
+static double mix(double mean, double bps)
+{
+    return mean > 0 ? MEMORY_KEEP * mean + (1 - MEMORY_KEEP) * bps : bps;
+}
+
+void cg_estimator_add_load(cg_estimator *e, uint64_t bytes, uint64_t memory_bytes, uint64_t link_ns,
+                           uint64_t at_ns)
+{
+    const double ns = (double)link_ns,
+                 link_bytes = bytes > memory_bytes ? (double)(bytes - memory_bytes) : 0;
+    if (memory_bytes > 0 && link_bytes == 0 && ns > 0) {
+        e->memory_bps = mix(e->memory_bps, (double)memory_bytes * 8e9 / ns);
+        e->generation++;
+    }
+    /* So little is a round trip rather than the link, unless it was faster than the estimate. */
+    const bool says_little = link_bytes < SAMPLE_BYTES && ns < SAMPLE_NS && e->n_samples > 0 &&
+                             link_bytes * 8e9 < cg_estimator_bps(e) * ns;
+    if (link_bytes > 0 && ns > 0 && !says_little)
+        add_sample(e, link_bytes, ns, at_ns);
+}
+
 double cg_estimator_last_bps(const cg_estimator *e)
 {
     if (e->n_samples == 0)
-        return e->prior_bps > 0 ? e->prior_bps : e->memory_bps;
+        return e->prior_bps > 0 && !e->is_prior_doubted ? e->prior_bps : e->memory_bps;
     return sample_bps(&e->samples[e->n_samples - 1]);
 }
 
@@ -144,12 +169,28 @@ double cg_estimator_hope(const cg_estimator *e)
     return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
 }
 
+/* The prior is doubted when it has kept every load away for as long as samples are believed. */
+static bool doubt_prior(cg_estimator *e, uint64_t now_ns)
+{
+    if (!(e->prior_bps > 0) || e->is_prior_doubted)
+        return false;
+    if (e->prior_since_ns == 0)
+        e->prior_since_ns = now_ns;
+    if (now_ns < e->prior_since_ns + OLD_NS)
+        return false;
+    e->is_prior_doubted = true;
+    e->generation++;
+    return true;
+}
+
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
 {
+    if (e->n_samples == 0)
+        return doubt_prior(e, now_ns);
     uint64_t old_ns = (OLD_NS / CG_ESTIMATOR_WINDOW * e->n_samples) << e->n_forgotten;
     if (old_ns > OLD_NS)
         old_ns = OLD_NS;
-    if (e->n_samples == 0 || now_ns < e->samples[e->n_samples - 1].at_ns + old_ns)
+    if (now_ns < e->samples[e->n_samples - 1].at_ns + old_ns)
         return false;
     e->n_forgotten += e->n_forgotten < MOST_FORGOTTEN;
     e->n_samples = 0;
@@ -211,9 +252,10 @@ static void set_aside(cg_link_meter *meter, uint64_t begun_ns, double bytes, uin
     }
 }
 
-bool cg_link_is_from_memory(uint64_t bytes, double duration_ns)
+bool cg_link_is_from_memory(uint64_t bytes, double duration_ns, double latency_ns)
 {
-    return duration_ns < MEMORY_NS && (double)bytes * 8e9 > MEMORY_BPS * duration_ns;
+    return (duration_ns < MEMORY_NS && (double)bytes * 8e9 > MEMORY_BPS * duration_ns) ||
+           (latency_ns >= CG_FAR_NS && duration_ns < latency_ns / 2 && duration_ns < FAR_MEMORY_NS);
 }
 
 static void take_sample(cg_link_meter *meter, uint64_t now_ns, cg_estimator *e)
@@ -239,7 +281,7 @@ static double usual_ns(const cg_estimator *e, uint64_t bytes, double most_ns)
 }
 
 double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes, uint64_t begun_ns,
-                         uint64_t now_ns, cg_estimator *e)
+                         uint64_t now_ns, double latency_ns, cg_estimator *e)
 {
     advance(meter, now_ns);
     cg_link_read *read = find_read(meter, mark.id);
@@ -252,10 +294,9 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
         *read = (cg_link_read){0};
     meter->under_way_bytes -= mark.bytes;
     const double duration_ns = now_ns > begun_ns ? (double)(now_ns - begun_ns) : 0;
-    if (bytes > 0 && cg_link_is_from_memory(bytes, duration_ns)) {
-        const double bps = (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1);
+    if (bytes > 0 && cg_link_is_from_memory(bytes, duration_ns, latency_ns)) {
         e->memory_bps =
-            e->memory_bps > 0 ? MEMORY_KEEP * e->memory_bps + (1 - MEMORY_KEEP) * bps : bps;
+            mix(e->memory_bps, (double)bytes * 8e9 / (duration_ns > 1 ? duration_ns : 1));
         e->generation++;
     } else if (bytes > 0) {
         meter->came_ns = now_ns;

@@ -18,6 +18,8 @@
 extern "C" {
 #endif
 
+enum { CG_FAR_NS = 3000000 }; /* a store whose latency is that or more is a network away */
+
 enum {
     CG_ESTIMATOR_WINDOW = 20,
     CG_ESTIMATOR_DROP_SAMPLES = 2, /* that make a drop believed */
@@ -36,8 +38,10 @@ typedef struct cg_link_sample {
 
 typedef struct cg_estimator {
     cg_estimator_kind kind;
-    double prior_bps;  /* what holds before the first sample; 0: nothing */
-    double memory_bps; /* of reads that no link can have served */
+    double prior_bps;        /* what holds before the first sample; 0: nothing */
+    uint64_t prior_since_ns; /* since then it has kept loads away; 0: it has not */
+    bool is_prior_doubted;   /* for too long: the link counts as unknown */
+    double memory_bps;       /* of reads that no link can have served */
     cg_link_sample samples[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
     double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
@@ -51,6 +55,11 @@ void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double p
  * bytes or time nothing is learnt. */
 void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration_ns,
                       uint64_t at_ns);
+/* The same of a whole load in another process, as that one has measured it: of bytes, memory_bytes
+ * came from memory, the rest in link_ns of the link's time. A small one that was slower than the
+ * estimate is left out, as cg_link_meter_end() does. */
+void cg_estimator_add_load(cg_estimator *estimator, uint64_t bytes, uint64_t memory_bytes,
+                           uint64_t link_ns, uint64_t at_ns);
 /* Bits a second; 0: unknown. Where every read came from memory it is the memory's speed. */
 double cg_estimator_bps(const cg_estimator *estimator);
 /* Of the last sample alone, whatever the kind. */
@@ -65,9 +74,10 @@ double cg_estimator_hope(const cg_estimator *estimator);
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A
  * whole window of samples is old after half a minute. Fewer are old sooner, after a twentieth of
  * that for each: they may be of a moment in which the link stood still. Whenever a link that was
- * forgotten has shown no more than a few samples again, the time doubles. False: there are none, or
- * they are younger. Meant for a link whose estimate makes every load look useless: it would never
- * be measured again. */
+ * forgotten has shown no more than a few samples again, the time doubles. Without samples it is the
+ * prior that is set aside until the next one, half a minute after this was asked first. False: all
+ * is younger, or there is nothing. Meant for a link whose estimate makes every load look useless:
+ * it would never be measured again. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is
@@ -77,7 +87,8 @@ bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
  * A link may serve reads in order instead. Then the first of a burst get less than what they took
  * and the last get more. That cancels out over as many reads as were under way at once, so a sample
  * has at least so many.
- * Left out: what came from the page cache, faster than a link could; and a small read that had the
+ * Left out: what came from the page cache, faster than a link could, or sooner than a far store
+ * answers; and a small read that had the
  * link to itself and was slower than the estimate, for that was a round trip rather than the link.
  * A read that hangs gets nothing of the link, so it gets no share either: it is set aside when it
  * is old and reads that began after it have brought more than twice what would have been its part
@@ -114,16 +125,17 @@ typedef struct cg_link_mark {
     double share_ns; /* the meter's when it began */
 } cg_link_mark;
 
-/* Whether bytes came sooner than a network and a server could bring them: from the page cache. */
-bool cg_link_is_from_memory(uint64_t bytes, double duration_ns);
+/* Whether bytes came sooner than a network and a server could bring them: from the page cache.
+ * latency_ns: until the store answers a question; 0: not known. */
+bool cg_link_is_from_memory(uint64_t bytes, double duration_ns, double latency_ns);
 
 /* A read of so many bytes begins. Returns what cg_link_meter_end() wants back. */
 cg_link_mark cg_link_meter_begin(cg_link_meter *meter, uint64_t bytes, uint64_t now_ns);
 /* The read that began at begun_ns, when cg_link_meter_begin() returned mark, ended with so many
- * bytes (0: it failed, which teaches nothing). Returns its share of the time that the link was
- * busy, in ns. */
+ * bytes (0: it failed, which teaches nothing). latency_ns: cg_link_is_from_memory(). Returns its
+ * share of the time that the link was busy, in ns. */
 double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes, uint64_t begun_ns,
-                         uint64_t now_ns, cg_estimator *estimator);
+                         uint64_t now_ns, double latency_ns, cg_estimator *estimator);
 
 #ifdef __cplusplus
 }

@@ -310,6 +310,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
     /* What the end of this read adds to it is the read's share of the link's time. */
     const double link_ns = load->stream.link_ns;
+    const uint64_t memory_bytes = load->stream.memory_bytes;
     const double link_bps = load->trace != NULL ? estimated_bps(rt) : 0;
     const cg_stream_verdict verdict =
         cg_stream_read_ended(&rt->stream_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
@@ -321,6 +322,7 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     if (!load->op.done) {
         load->progress.bytes_read += n_bytes;
         load->progress.read_ns += read_ns;
+        load->progress.bytes_from_memory += load->stream.memory_bytes - memory_bytes;
     } else {
         rt->stats.bytes_dropped += n_bytes;
     }

@@ -13,8 +13,6 @@
 extern "C" {
 #endif
 
-enum { CG_FAR_NS = 3000000 }; /* a store whose latency is that or more is a network away */
-
 /* What loads still must have of a link. */
 typedef struct cg_wanted {
     double bytes;

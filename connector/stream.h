@@ -75,6 +75,7 @@ struct cg_stream {
     double predicted_ns;        /* from when it was asked last, until it has what must arrive of it;
                                    connector/stream_exit.c's */
     uint64_t dropped_bytes;     /* arrived, and not decoded */
+    uint64_t memory_bytes;      /* arrived, but not over the link */
     uint8_t *levels;            /* [n_chunks] the first choice of the owner */
     cg_controller_chunk *sizes; /* [n_chunks]; the owner sets them */
     cg_stream_chunk *chunks;    /* [n_chunks] */

@@ -842,6 +842,9 @@ cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, 
     if (n_bytes > 0)
         plan->alive_ns = ended_ns;
     plan->is_stale = true;
+    if (cg_link_is_from_memory(n_bytes, cg_stream_left_ns(ended_ns, read.submitted_ns),
+                               speeds->latency_ns))
+        stream->memory_bytes += n_bytes;
     stream->link_ns += cg_stream_window_read_ended(&plan->window, speeds, read.meter_mark, n_bytes,
                                                    read.submitted_ns, ended_ns);
     if (!read.is_stale)

@@ -101,13 +101,14 @@ double cg_stream_window_read_ended(cg_stream_window *w, cg_speeds *speeds, cg_li
 {
     const bool was_untried = cg_stream_window_is_untried(w, speeds);
     const cg_estimator before = speeds->link;
-    if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, cg_stream_left_ns(ended_ns, begun_ns))) {
+    const double took_ns = cg_stream_left_ns(ended_ns, begun_ns);
+    if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, took_ns, speeds->latency_ns)) {
         w->bytes_since_idle += n_bytes;
         w->n_from_memory = 0;
     } else if (n_bytes > 0)
         w->n_from_memory++;
-    const double link_ns =
-        cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns, &speeds->link);
+    const double link_ns = cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns,
+                                             speeds->latency_ns, &speeds->link);
     if (speeds->link.n_added != before.n_added && was_untried)
         judge_trial(w, &speeds->link, &before, speeds->latency_ns);
     return link_ns;

@@ -61,6 +61,24 @@ TEST_F(EstimatorTest, AWindowThatIsHalfAMinuteOldCanBeForgotten)
     EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND));
 }
 
+// Recomputing is in time by a prior that is far too low, so nothing would ever be loaded, and the
+// link never measured.
+TEST_F(EstimatorTest, APriorThatKeepsLoadsAwayIsDoubtedInTheEnd)
+{
+    start(CG_ESTIMATOR_HARMONIC, 50e6);
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND)) << "it has just been believed";
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 129 * SECOND));
+    EXPECT_DOUBLE_EQ(mbps(), 50);
+    EXPECT_TRUE(cg_estimator_forget_old(&e, 130 * SECOND));
+    EXPECT_DOUBLE_EQ(mbps(), 0) << "unknown";
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 200 * SECOND)) << "nothing is left to forget";
+    add(3, 201);
+    EXPECT_NEAR(mbps(), 3, 1e-6);
+    EXPECT_TRUE(cg_estimator_forget_old(&e, 240 * SECOND));
+    EXPECT_DOUBLE_EQ(mbps(), 50) << "of the sample nothing is known any more";
+    EXPECT_FALSE(cg_estimator_forget_old(&e, 240 * SECOND));
+}
+
 TEST_F(EstimatorTest, FewSamplesCanBeForgottenSoonerAndEachTimeInVainHalfAsSoon)
 {
     start(CG_ESTIMATOR_HARMONIC, 0);
@@ -186,7 +204,7 @@ class Link
     {
         for (const Read &read : hanging_)
             cg_link_meter_end(&meter_, read.mark, with_bytes ? read.bytes : 0, read.begun_ns,
-                              static_cast<uint64_t>(now_ns_), estimator_);
+                              static_cast<uint64_t>(now_ns_), 0, estimator_);
         hanging_.clear();
     }
     void idle(uint64_t ns)
@@ -247,7 +265,7 @@ class Link
             if (reads_[i].left_bytes < 0.5) {
                 shares_ns +=
                     cg_link_meter_end(&meter_, reads_[i].mark, reads_[i].bytes, reads_[i].begun_ns,
-                                      static_cast<uint64_t>(now_ns_), estimator_);
+                                      static_cast<uint64_t>(now_ns_), 0, estimator_);
                 reads_.erase(reads_.begin() + static_cast<long>(i));
             }
     }
@@ -326,9 +344,9 @@ TEST_F(EstimatorTest, WhatThePageCacheBringsSetsNothingAside)
     const cg_link_mark mark = cg_link_meter_begin(&meter, 64 << 10, 0);
     for (uint64_t now_ns = MS; now_ns < SECOND; now_ns += MS)
         cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 256 << 10, now_ns), 256 << 10, now_ns,
-                          now_ns + 50000, &e);
+                          now_ns + 50000, 0, &e);
     EXPECT_EQ(meter.n_reading, 1u);
-    EXPECT_GT(cg_link_meter_end(&meter, mark, 64 << 10, 0, SECOND, &e), 900.0 * MS);
+    EXPECT_GT(cg_link_meter_end(&meter, mark, 64 << 10, 0, SECOND, 0, &e), 900.0 * MS);
     EXPECT_EQ(meter.n_reading, 0u);
 }
 
@@ -373,21 +391,81 @@ TEST_F(EstimatorTest, ThePageCacheIsNotTheLink)
     for (uint64_t i = 0; i < 100; i++) { // 256 KiB in 50 us
         const uint64_t now_ns = i * 100000;
         const cg_link_mark mark = cg_link_meter_begin(&meter, 256 << 10, now_ns);
-        cg_link_meter_end(&meter, mark, 256 << 10, now_ns, now_ns + 50000, &e);
+        cg_link_meter_end(&meter, mark, 256 << 10, now_ns, now_ns + 50000, 0, &e);
     }
     EXPECT_NEAR(mbps(), 40, 4);
 
     start(CG_ESTIMATOR_HARMONIC); // but where it is all that there is, it is known
-    cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 256 << 10, 0), 256 << 10, 0, 50000, &e);
+    cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 256 << 10, 0), 256 << 10, 0, 50000, 0,
+                      &e);
     EXPECT_NEAR(mbps(), 8 * 262144 / 50.0, 1);
     link.run({1 << 20}, 1);
     EXPECT_NEAR(mbps(), 40, 4);
 }
 
+// 16 KiB in 100 us are 1.3 Gbit/s, which a link may have; but not that of a store which takes 20 ms
+// to answer.
+TEST_F(EstimatorTest, AFarStoreSendsNothingSoonerThanItAnswers)
+{
+    const struct {
+        uint64_t latency_ns, took_ns;
+        bool is_from_memory;
+    } cases[] = {
+        {20 * MS, 100000, true},   {20 * MS, 4 * MS, true},
+        {20 * MS, 12 * MS, false}, {400 * MS, 9 * MS, false}, // it may be near by now
+        {0, 100000, false},        {2 * MS, 500000, false},
+    };
+    for (const auto &c : cases) {
+        SCOPED_TRACE(std::to_string(c.latency_ns) + " " + std::to_string(c.took_ns));
+        start(CG_ESTIMATOR_HARMONIC);
+        Link link(10, false, 0, &e);
+        link.run(draw_sizes(20, 1), 4);
+        const uint32_t n_before = e.n_added;
+        cg_link_meter meter = {};
+        for (uint64_t i = 0; i < 40; i++) {
+            const uint64_t now_ns = i * 100 * MS;
+            const cg_link_mark mark = cg_link_meter_begin(&meter, 16 << 10, now_ns);
+            cg_link_meter_end(&meter, mark, 16 << 10, now_ns, now_ns + c.took_ns,
+                              static_cast<double>(c.latency_ns), &e);
+        }
+        EXPECT_EQ(e.n_added == n_before, c.is_from_memory);
+        if (c.is_from_memory) {
+            EXPECT_NEAR(mbps(), 10, 1);
+        }
+    }
+}
+
+// The scheduler of several ranks measures nothing itself.
+TEST_F(EstimatorTest, ALoadThatAnotherProcessReportsIsJudgedAsItsReadsAre)
+{
+    for (int i = 0; i < 20; i++)
+        cg_estimator_add_load(&e, 1 << 20, 0, 8388608, i * SECOND); // 1,000 Mbit/s
+    EXPECT_NEAR(mbps(), 1000, 1);
+    for (int i = 0; i < 3; i++)
+        cg_estimator_add_load(&e, 8000, 0, 20 * MS, 20 * SECOND); // a tail, and a round trip
+    EXPECT_NEAR(mbps(), 1000, 1);
+    for (int i = 0; i < 3; i++)
+        cg_estimator_add_load(&e, 100 << 20, 100 << 20, 10 * MS, 20 * SECOND); // the page cache
+    EXPECT_NEAR(mbps(), 1000, 1);
+    for (int i = 0; i < 3; i++) // half of it over the link
+        cg_estimator_add_load(&e, 2 << 20, 1 << 20, 8388608, 20 * SECOND);
+    EXPECT_NEAR(mbps(), 1000, 1);
+    for (int i = 0; i < 2; i++) // but a link may have become slow
+        cg_estimator_add_load(&e, 1 << 20, 0, 100 * 8388608, 21 * SECOND);
+    EXPECT_NEAR(mbps(), 10, 0.1);
+
+    start(CG_ESTIMATOR_HARMONIC);
+    cg_estimator_add_load(&e, 1000, 0, SECOND, 0);
+    EXPECT_NEAR(mbps(), 0.008, 1e-6) << "better than nothing";
+    start(CG_ESTIMATOR_HARMONIC);
+    cg_estimator_add_load(&e, 1 << 20, 1 << 20, 1048576, 0);
+    EXPECT_NEAR(mbps(), 8000, 1) << "where every read came from memory it is the memory's speed";
+}
+
 TEST_F(EstimatorTest, AReadThatFailedTeachesNothing)
 {
     cg_link_meter meter = {};
-    EXPECT_EQ(cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 7, 5), 0, 5, 905, &e), 900);
+    EXPECT_EQ(cg_link_meter_end(&meter, cg_link_meter_begin(&meter, 7, 5), 0, 5, 905, 0, &e), 900);
     EXPECT_EQ(e.generation, 0u);
     EXPECT_EQ(meter.n_reading, 0u);
 }

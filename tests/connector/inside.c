@@ -15,7 +15,7 @@ static void measure(cachegen *connector, uint64_t n_bytes, bool ends)
     const uint64_t ended_ns = cg_now_ns(), begun_ns = ended_ns - 50000000;
     const cg_link_mark mark = cg_link_meter_begin(&speeds->meter, n_bytes, begun_ns);
     if (ends)
-        cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns, &speeds->link);
+        cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns, 0, &speeds->link);
     cg_runtime_speeds_end(runtime);
     pthread_mutex_unlock(&runtime->lock);
 }

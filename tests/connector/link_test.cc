@@ -26,7 +26,7 @@ class LinkTest : public testing::Test
         const cg_link_mark mark = cg_link_meter_begin(&speeds->meter, bytes, at_ns);
         cg_link_return(link, speeds);
         cg_link_borrow(link, speeds);
-        cg_link_meter_end(&speeds->meter, mark, bytes, at_ns, at_ns + SECOND, &speeds->link);
+        cg_link_meter_end(&speeds->meter, mark, bytes, at_ns, at_ns + SECOND, 0, &speeds->link);
         cg_link_return(link, speeds);
         return cg_estimator_bps(&speeds->link);
     }
@@ -78,10 +78,10 @@ TEST_F(LinkTest, ReadsOfTwoConnectorsAtOnceAreOneLinksBusyTime)
     const cg_link_mark mark_b = cg_link_meter_begin(&b.meter, 1000000, SECOND);
     cg_link_return(same, &b);
     cg_link_borrow(link, &a);
-    cg_link_meter_end(&a.meter, mark_a, 1000000, SECOND, 2 * SECOND, &a.link);
+    cg_link_meter_end(&a.meter, mark_a, 1000000, SECOND, 2 * SECOND, 0, &a.link);
     cg_link_return(link, &a);
     cg_link_borrow(same, &b);
-    cg_link_meter_end(&b.meter, mark_b, 1000000, SECOND, 2 * SECOND, &b.link);
+    cg_link_meter_end(&b.meter, mark_b, 1000000, SECOND, 2 * SECOND, 0, &b.link);
     cg_link_return(same, &b);
     EXPECT_DOUBLE_EQ(cg_estimator_bps(&b.link), 16e6) << "two megabytes in a second";
     cg_link_put(link, {});

@@ -75,6 +75,7 @@ class LoadReport:
     levels: bytes = b""  # of the chunks of the prefix that is right
     predicted_kl: float = 0.0  # nats, of all of them
     bytes_dropped: int = 0  # read, and of no use
+    bytes_from_memory: int = 0  # read, but not over the link
 
     def joined(self, other):
         """What both say together, of two ranks that load the same: only what each has is there, and it is as bad as the
@@ -96,6 +97,7 @@ class LoadReport:
             bytes(map(max, self.levels, other.levels)),
             max(self.predicted_kl, other.predicted_kl),
             slow.bytes_dropped,
+            slow.bytes_from_memory,
         )
 
 

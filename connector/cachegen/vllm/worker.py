@@ -379,6 +379,7 @@ class Worker:
             cg.load_levels(load, sum(progress.chunks_at)),
             progress.predicted_kl_micronats / 1e6,
             progress.bytes_dropped,
+            progress.bytes_from_memory,
         )
         cg.load_free(load)
         return report
