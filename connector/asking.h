@@ -51,8 +51,9 @@ typedef enum cg_asked {
  * A prompt whose patience_ns are over ends with what is known, a quarter of silence_ns later at the
  * most; the others are asked for further. So are all where those that are asked for are cancelled.
  * The store is silent, and all end, once it has brought neither an answer nor bytes of a load of
- * this process for silence_ns (bytes count as long as a question may be waiting behind them); or
- * for half of that, where no more of a call was to be waited for, of which nothing has come. */
+ * this process for silence_ns (bytes count as long as a question may be waiting behind them). A
+ * call that ends because the time of its prompts is over counts as silence, too, if it has waited
+ * half of that and nothing has come. */
 cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *prefixes, size_t n,
                        uint64_t silence_ns);
 

@@ -202,9 +202,10 @@ CACHEGEN_API cachegen_status cachegen_lookup_start(cachegen *connector,
 typedef struct cachegen_lookup_options {
     uint32_t struct_size, abi_version;
     uint64_t spent_ns;         /* of the budget: how long ago the request arrived */
-    uint64_t max_kl_micronats; /* what is loaded may cost this KL divergence at most, as predicted,
-                                  and is read no finer than that needs; 0: anything. Needs the
-                                  choice of levels: an error (1) with level_plus_1 */
+    uint64_t max_kl_micronats; /* the hit may cost this KL divergence at most, as predicted, and is
+                                  read no finer than that needs; 0: anything. Of a load that ends
+                                  early, what is there is as it was chosen for the whole hit. Needs
+                                  the choice of levels: an error (1) with level_plus_1 */
 } cachegen_lookup_options;
 /* cachegen_lookup_start() with options; NULL is fine. */
 CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
@@ -401,8 +402,8 @@ CACHEGEN_API void cachegen_expect(cachegen *connector, uint64_t n_tokens);
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 
-/* Counters since open, or in a child after fork() since its first use. They never fall. Times are
- * in ns, sizes in bytes. */
+/* Counters since open, or in a child after fork() since its first use. All but throughput_bps and
+ * staging_bytes, which tell of now, never fall. Times are in ns, sizes in bytes. */
 typedef struct cachegen_stats {
     uint32_t struct_size, abi_version;
     uint64_t lookups, lookup_hits, lookup_errors, lookup_ns;

@@ -171,8 +171,9 @@ static void settle(cachegen_lookup *l, const cg_controller_decision *decision,
     plan->tokens = prefix->tokens + (plan->n_tokens > 0 ? plan->first_position : 0);
 }
 
-/* With the lock held: what the look-up leaves to the engine, those count that are answered before
- * the engine says what it has to do. Where it never does, nobody knows whether it will compute. */
+/* With the lock held: adds what this look-up leaves to the engine, so that look-ups that are
+ * answered before the engine's next report count it. An engine that never reports may not compute
+ * it, so for that one nothing is added. */
 static void leave_to_engine(cg_runtime *rt, const cachegen_lookup *l)
 {
     const uint32_t n_tokens = l->prefix.n_tokens,

@@ -61,7 +61,7 @@ struct cg_metrics {
     _Atomic uint64_t watched, watch_doubts, watch_overflows; /* fusefs/watch.h */
     _Atomic uint64_t quota_bytes, used_bytes;                /* at the last survey; 0: none */
     cg_latencies latencies[CG_N_REQUESTS];
-    _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC or ESTALE */
+    _Atomic uint64_t errors;                    /* replies of EIO, ENOSPC, EDQUOT or ESTALE */
     _Atomic uint64_t given_up;                  /* requests; fusefs/overdue.h */
     _Atomic uint64_t files_open, files_pending; /* now */
     _Atomic uint32_t passthrough_in_use; /* of the last published file (no view) opened: 0 or 1 */
