@@ -78,10 +78,10 @@ static void let_go(reader *r, uint64_t id, bool is_last)
         }
 }
 
-/* In the queue, since a FUSE daemon may have to be waited for. */
+/* In the queue, if there is one, since a FUSE daemon may have to be waited for. */
 static void close_file(reader *r, int file)
 {
-    if (r->n_closing < MAX_CLOSING && cg_io_close(r->io, file, NO_READ) == CG_OK)
+    if (r->io != NULL && r->n_closing < MAX_CLOSING && cg_io_close(r->io, file, NO_READ) == CG_OK)
         r->n_closing++;
     else
         close(file);
@@ -350,10 +350,17 @@ void *cg_load_reader(void *argument)
     io_config.queue_depth += MAX_CLOSING;
     begin_files(&r);
     cg_io_completion completions[MAX_COMPLETIONS];
-    const cg_status status = cg_io_new(&io_config, &r.io);
-    cg_status queue_status = status;
+    cg_status status;
+    uint32_t n_added;
 
     pthread_mutex_lock(&rt->lock);
+    do { /* loads that came meanwhile are not to end for what those before them lacked */
+        n_added = rt->stream_plan.n_added;
+        pthread_mutex_unlock(&rt->lock);
+        status = cg_io_new(&io_config, &r.io);
+        pthread_mutex_lock(&rt->lock);
+    } while (status != CG_OK && !rt->stop && rt->stream_plan.n_added != n_added);
+    cg_status queue_status = status;
     if (status == CG_OK) {
         rt->reader_io = r.io;
     } else {

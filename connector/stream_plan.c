@@ -90,6 +90,7 @@ cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream)
         at = &(*at)->next;
     stream->next = *at;
     *at = stream;
+    plan->n_added++;
     plan->is_stale = plan->has_others = true;
     plan->check_ns = 0;
     return CG_OK;

@@ -103,6 +103,7 @@ typedef struct cg_stream_plan {
     uint64_t engine_until_ns;   /* so long the engine computes what it was given before; */
     uint64_t engine_untold_ns;  /* of that, what streams lost of whose end nobody has heard yet */
     bool is_engine_told;        /* the owner is told at all */
+    uint32_t n_added;           /* streams, ever */
     cg_stream_read *reads;      /* [window.depth] */
 
     /* What was planned last: */
