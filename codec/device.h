@@ -18,7 +18,9 @@
  * Threads: any thread may call; a slot is used by one at a time. close(), mark_is_past(), decode(),
  * write(), read_wait() and a projector's project() are for the connector's own threads: they make
  * the device the thread's current one and leave it so. The others are for the engine's, too: these
- * leave its current CUDA device as it was. After fork() a child must not call anything here.
+ * leave its current CUDA device as it was. Only take_projector() and return_projector() are for
+ * threads of a low priority: the others take locks of the CUDA driver's, which the engine's
+ * launches take, too. After fork() a child must not call anything here.
  */
 #ifndef CG_CODEC_DEVICE_H
 #define CG_CODEC_DEVICE_H

@@ -66,9 +66,26 @@ static uint32_t count_slots(const cg_config *config, const cg_model *model)
                                  : (uint32_t)n;
 }
 
+/* Started here, and not by the first encoder: threads are as nice as the one that starts them. */
+static void start_projecting(const cg_config *config, uint32_t n_projectors, cg_gpu *gpu)
+{
+    cg_projector *one = gpu->functions->take_projector(gpu->device);
+    if (one == NULL)
+        return; /* profiles that have none are many */
+    gpu->functions->return_projector(gpu->device, one);
+    if (cg_pool_new(n_projectors, 0, config->cpus, config->n_cpus, &gpu->projecting) == CG_OK &&
+        cg_pool_start(gpu->projecting) != CG_OK) {
+        cg_pool_free(gpu->projecting);
+        gpu->projecting = NULL;
+    }
+}
+
 static cg_status open_device(const cg_config *config, const cg_model *model, bool encodes,
                              cg_gpu *gpu, const cg_sentence *reason)
 {
+    const uint32_t n_projectors = config->read_only || !encodes       ? 0
+                                  : config->threads < MOST_PROJECTORS ? config->threads
+                                                                      : MOST_PROJECTORS;
     const uint64_t n_copies =
         ((uint64_t)config->gpu_staging_mib << 20) / raw_bytes_of(config, model);
     if (!config->read_only)
@@ -84,11 +101,12 @@ static cg_status open_device(const cg_config *config, const cg_model *model, boo
                                      .chunk_tokens = config->chunk_tokens,
                                      .n_slots = gpu->n_slots,
                                      .n_copies = gpu->n_copies,
-                                     .n_projectors = config->read_only || !encodes ? 0
-                                                     : config->threads < MOST_PROJECTORS
-                                                         ? config->threads
-                                                         : MOST_PROJECTORS};
-    return gpu->functions->open(&device, &gpu->device, reason->text, reason->bytes);
+                                     .n_projectors = n_projectors};
+    const cg_status status =
+        gpu->functions->open(&device, &gpu->device, reason->text, reason->bytes);
+    if (status == CG_OK)
+        start_projecting(config, n_projectors, gpu);
+    return status;
 }
 
 cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t ordinal,
@@ -122,8 +140,10 @@ bool cg_gpu_is_ours(const cg_gpu *gpu)
 
 void cg_gpu_stop(cg_gpu *gpu)
 {
-    if (cg_gpu_is_ours(gpu))
-        cg_pool_stop(gpu->pool);
+    if (!cg_gpu_is_ours(gpu))
+        return;
+    cg_pool_stop(gpu->pool);
+    cg_pool_stop(gpu->projecting);
 }
 
 void cg_gpu_free(cg_gpu *gpu)
@@ -131,6 +151,7 @@ void cg_gpu_free(cg_gpu *gpu)
     if (!cg_gpu_is_ours(gpu))
         return; /* threads and CUDA's context are the parent's */
     cg_pool_free(gpu->pool);
+    cg_pool_free(gpu->projecting);
     if (gpu->device != NULL)
         gpu->functions->close(gpu->device);
     pthread_mutex_destroy(&gpu->lock);

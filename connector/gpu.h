@@ -5,11 +5,12 @@
  * process needs none. It is never closed.
  * The GPU has threads of its own, one for each slot. A thread takes a chunk, prepares it, hands it
  * to the GPU and sleeps until it is done. So as many chunks are under way as there are slots.
- * A GPU that hangs holds the threads that wait for it, in a call that nobody can end. These are its
- * own, those that encode, the one that writes saves, and the one that closes (connector.c).
- * After an error that stays (codec/device.h) the GPU is off until the process ends. Loads into its
- * blocks and saves out of them fail at once, which costs a recompute.
- * Threads: any. It belongs to the process that opened it: a forked child has none.
+ * Others call CUDA in the place of encoders (connector/gpu_projector.h). A GPU that hangs holds the
+ * threads that wait for it, in a call that nobody can end. These are its own, those that encode,
+ * the one that writes saves, and the one that closes (connector.c). After an error that stays
+ * (codec/device.h) the GPU is off until the process ends. Loads into its blocks and saves out of
+ * them fail at once, which costs a recompute. Threads: any. It belongs to the process that opened
+ * it: a forked child has none.
  */
 #ifndef CG_CONNECTOR_GPU_H
 #define CG_CONNECTOR_GPU_H
@@ -29,7 +30,8 @@ enum { CG_GPU_REASON_BYTES = 256 };
 typedef struct cg_gpu {
     const cg_device_functions *functions;
     cg_device *device;
-    cg_pool *pool; /* of n_slots threads */
+    cg_pool *pool;       /* of n_slots threads */
+    cg_pool *projecting; /* a thread a projector, started; NULL: there are none */
     uint32_t ordinal, n_slots, n_copies;
     pid_t pid;
     pthread_mutex_t lock;

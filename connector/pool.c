@@ -265,6 +265,16 @@ static cg_status start_threads(cg_pool *pool)
     return pool->started ? CG_OK : status;
 }
 
+cg_status cg_pool_start(cg_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    const cg_status status = pool->stop      ? CG_ERR_CANCELLED
+                             : pool->started ? CG_OK
+                                             : start_threads(pool);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
 /* is_first: in front of those that wait. */
 static cg_status put_in(cg_pool *pool, cg_job_queue queue, cg_job *job, bool is_first)
 {

@@ -7,7 +7,7 @@
  * only where no thread can be started.
  * A pool whose threads are nice leaves the CPUs to whoever else has work. Its jobs must take no
  * lock that an engine's step takes, not even for a moment: a nice thread may lose the CPU for long
- * while it has the lock.
+ * while it has the lock. The CUDA driver's locks are such: its jobs must not call it, either.
  * Threads start with the first job, on the CPUs of the configuration or all of the process, with
  * the host's signals blocked (iouring/thread_signals.h). A pool belongs to the process that made
  * it. After fork() the child makes its own (connector/runtime.h).
@@ -58,6 +58,9 @@ typedef enum cg_job_queue {
  * SCHED_IDLE, too. CG_ERR_NO_MEMORY. */
 cg_status cg_pool_new(uint32_t n_threads, int nice, const uint32_t *cpus, uint32_t n_cpus,
                       cg_pool **pool_out);
+/* Starts the threads now, as nice as the caller and the pool's nice: for a pool whose first job a
+ * nice thread submits. Fewer than wanted are no error. CG_ERR_NO_MEMORY: none could be started. */
+cg_status cg_pool_start(cg_pool *pool);
 /* Runs what is queued, then ends the threads, which are as nice as the caller by then, if the
  * system lets them. From then on nothing can be submitted (CG_ERR_CANCELLED). NULL is fine. */
 void cg_pool_stop(cg_pool *pool);

@@ -1,6 +1,7 @@
 #include "connector/save_encode.h"
 
 #include "connector/clock.h"
+#include "connector/gpu_projector.h"
 
 #include <string.h>
 
@@ -30,24 +31,10 @@ static const uint8_t *gather(const cg_save_chunk *chunk, const cg_task_shape *sh
 
 /* KV that came off a GPU goes back there for what an encoder multiplies, which is most of its work.
  * NULL: the CPU does that, too. */
-static cg_projector *take_projector(const cg_save_chunk *chunk)
+static cg_projector *take_projector(const cg_save_chunk *chunk, cg_gpu_projector *room)
 {
-    const cg_gpu *gpu = chunk->has_copy ? atomic_load(&chunk->save->op.connector->gpu) : NULL;
-    return gpu != NULL ? gpu->functions->take_projector(gpu->device) : NULL;
-}
-
-/* Gives it back; returns how many tasks the CPU had to make in its place. */
-static uint32_t return_projector(const cg_save_chunk *chunk, cg_projector *projector)
-{
-    cachegen *c = chunk->save->op.connector;
-    const cg_gpu *gpu = atomic_load(&c->gpu);
-    if (projector == NULL)
-        return 0;
-    const uint32_t n_failed = projector->n_failed;
-    gpu->functions->return_projector(gpu->device, projector);
-    if (n_failed > 0)
-        cg_handle_check_gpu(c);
-    return n_failed;
+    cg_gpu *gpu = chunk->has_copy ? atomic_load(&chunk->save->op.connector->gpu) : NULL;
+    return gpu != NULL ? cg_gpu_take_projector(gpu, room) : NULL;
 }
 
 static void fail(cg_save_chunk *chunk, cg_status status)
@@ -93,12 +80,16 @@ static void run_encode(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     const uint64_t began_ns = cg_now_ns();
     cg_status status = cg_scratch_reserve(scratch, cg_encoder_scratch_bytes(chunk->encoder),
                                           shape.n_planes > 1 ? shape.elements_bytes : 0);
-    cg_projector *projector = status == CG_OK ? take_projector(chunk) : NULL;
+    cg_gpu_projector room;
+    cg_projector *projector = status == CG_OK ? take_projector(chunk, &room) : NULL;
     if (status == CG_OK)
         status =
             cg_encoder_run_with(chunk->encoder, task_index, scratch->codec, scratch->codec_bytes,
                                 gather(chunk, &shape, projector, scratch->tile), projector);
-    atomic_fetch_add(&chunk->n_gpu_failed, return_projector(chunk, projector));
+    if (projector != NULL) {
+        atomic_fetch_add(&chunk->n_gpu_failed, projector->n_failed);
+        cg_gpu_return_projector(&room);
+    }
     atomic_fetch_add(&chunk->encode_ns, cg_now_ns() - began_ns);
     if (status != CG_OK)
         fail(chunk, status);
@@ -196,10 +187,13 @@ cg_status cg_save_end_encode(cg_save_chunk *chunk)
         sem_destroy(&chunk->encoded);
         chunk->is_encoded = true;
     }
+    const uint32_t n_gpu_failed = atomic_exchange(&chunk->n_gpu_failed, 0);
+    if (n_gpu_failed > 0)
+        cg_handle_check_gpu(chunk->save->op.connector);
     pthread_mutex_lock(&rt->lock);
     cg_save_release_raw(chunk);
     rt->stats.encode_ns += atomic_exchange(&chunk->encode_ns, 0);
-    rt->stats.gpu_errors += atomic_exchange(&chunk->n_gpu_failed, 0);
+    rt->stats.gpu_errors += n_gpu_failed;
     cg_save_unlock(rt);
     return atomic_load(&chunk->status);
 }

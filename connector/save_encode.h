@@ -1,9 +1,10 @@
 /* connector/save_encode.h - encodes a chunk of a save, by jobs of the pool.
  *
  * One job weighs the chunk's blocks, a task a layer, where they get steps of their own; a second
- * one encodes. Tasks take no lock: they have the lowest priority, and may lose the CPU under it.
- * What they count and what fails is in the chunk, for cg_save_end_encode() to take.
- * Threads: the functions are the writer's (connector/writer.h), and want no lock held.
+ * one encodes. Tasks take no lock, and call no CUDA, which has locks: they have the lowest
+ * priority, and may lose the CPU under it. What they count and what fails is in the chunk, for
+ * cg_save_end_encode() to take. Threads: the functions are the writer's (connector/writer.h), and
+ * want no lock held.
  */
 #ifndef CG_CONNECTOR_SAVE_ENCODE_H
 #define CG_CONNECTOR_SAVE_ENCODE_H

@@ -34,6 +34,7 @@ class GpuTest : public testing::Test
     {
         standin().forget_failures();
         EXPECT_EQ(standin().n_live(), 0u) << "of the GPU's memory, streams and events";
+        EXPECT_EQ(standin().n_nice_calls(), 0u) << "of encoders: the engine would wait for them";
     }
 };
 
@@ -208,6 +209,34 @@ TEST_F(GpuTest, SavesAreProjectedByKernelsAndAsGoodAsTheCpus)
             EXPECT_LT(difference_at(level, by_gpu, by_cpu, tokens, 79), MOST_DIFFERENCE[level])
                 << level;
         }
+    }
+}
+
+// By any profile, whether projections succeed or fail. Encoders are SCHED_IDLE, if they may be.
+TEST_F(GpuTest, EncodersCallNothingOfCuda)
+{
+    const Tokens tokens = prompt(32 * 2);
+    standin().n_nice_calls();
+    for (const ProfileSpec &spec : {spec_2(true, nesting_spec()), spec_4(nesting_spec(), 32)}) {
+        const Store store(true, spec);
+        GpuEngine engine(store, std::string(LOSSY) + ", \"encode_nice\": 19");
+        const size_t before = standin().n_projected();
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_GT(standin().n_projected(), before);
+        EXPECT_EQ(standin().n_nice_calls(), 0u);
+        // A projection, or what it waits for, fails for good.
+        engine.prefill(prompt(32, 2));
+        standin().engine_hold(engine.stream);
+        engine.put();
+        cachegen_save *op;
+        ASSERT_EQ(engine.save_start(prompt(32, 2), 0, 32, true, nullptr, 0, &op), CACHEGEN_OK);
+        standin().fail_call(6, 700, true);
+        standin().engine_release(engine.stream);
+        engine.finish(op);
+        EXPECT_TRUE(standin().has_failed());
+        EXPECT_EQ(engine.info().gpu, static_cast<uint32_t>(CACHEGEN_GPU_OFF));
+        EXPECT_EQ(standin().n_nice_calls(), 0u);
+        standin().forget_failures();
     }
 }
 

@@ -3,7 +3,10 @@
 #include "cuda/calls.h"
 #include "tests/cuda/emulated_decode.h"
 
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -61,11 +64,20 @@ World &world()
 }
 thread_local int current_device = 0, last_error = 0;
 
+std::atomic<size_t> nice_calls{0};
+bool is_nice()
+{
+    const pid_t first = getpid();
+    return (sched_getscheduler(0) == SCHED_IDLE && sched_getscheduler(first) != SCHED_IDLE) ||
+           getpriority(PRIO_PROCESS, 0) > getpriority(PRIO_PROCESS, static_cast<id_t>(first));
+}
+
 // What a call returns. Every call of the host side comes here first. A call that works on the
 // current device makes that device's context, if there is none.
 int called(int result = 0, bool needs_context = true)
 {
     World &w = world();
+    nice_calls += is_nice();
     std::lock_guard<std::mutex> guard(w.lock);
     if (needs_context)
         w.contexts |= uint64_t{1} << current_device;
@@ -609,6 +621,10 @@ size_t n_allocated()
     std::lock_guard<std::mutex> guard(world().lock);
     return world().n_allocated;
 }
+size_t n_nice_calls()
+{
+    return nice_calls.exchange(0);
+}
 size_t n_projected()
 {
     return projected;
@@ -719,6 +735,7 @@ const cg_standin CONTROL = {fail_call,
                             n_live,
                             n_allocated,
                             set_device_count,
+                            n_nice_calls,
                             n_projected,
                             n_coded,
                             contexts,

@@ -33,6 +33,10 @@ struct cg_standin {
     size_t (*n_allocated)(); // allocations and streams that the host side ever made
     void (*set_device_count)(int n);
 
+    // Calls of the host side by threads that are less important than the process's first one, since
+    // this was asked. CUDA's locks are the engine's, too.
+    size_t (*n_nice_calls)();
+
     size_t (*n_projected)(); // tasks of encoders, ever
     size_t (*n_coded)();     // of these, tasks whose symbols kernels have coded
 
