@@ -118,6 +118,8 @@ cg_status cg_gpu_open(const cg_config *config, const cg_model *model, uint32_t o
     if (gpu == NULL)
         return CG_ERR_NO_MEMORY;
     pthread_mutex_init(&gpu->lock, NULL);
+    pthread_cond_init(&gpu->ended, NULL);
+    gpu->most_decoding = config->threads;
     gpu->pid = getpid();
     gpu->ordinal = ordinal;
     gpu->n_slots = count_slots(config, model);
@@ -154,6 +156,7 @@ void cg_gpu_free(cg_gpu *gpu)
     cg_pool_free(gpu->projecting);
     if (gpu->device != NULL)
         gpu->functions->close(gpu->device);
+    pthread_cond_destroy(&gpu->ended);
     pthread_mutex_destroy(&gpu->lock);
     free(gpu);
 }
@@ -172,5 +175,22 @@ void cg_gpu_return_slot(cg_gpu *gpu, uint32_t slot)
 {
     pthread_mutex_lock(&gpu->lock);
     gpu->free_slots |= UINT64_C(1) << slot;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void cg_gpu_begin_decoding(cg_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    while (gpu->n_decoding >= gpu->most_decoding)
+        pthread_cond_wait(&gpu->ended, &gpu->lock);
+    gpu->n_decoding++;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void cg_gpu_end_decoding(cg_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    gpu->n_decoding--;
+    pthread_cond_signal(&gpu->ended);
     pthread_mutex_unlock(&gpu->lock);
 }

@@ -35,7 +35,10 @@ typedef struct cg_gpu {
     uint32_t ordinal, n_slots, n_copies;
     pid_t pid;
     pthread_mutex_t lock;
-    uint64_t free_slots; /* the lock: bit n: slot n */
+    uint64_t free_slots;  /* the lock: bit n: slot n */
+    uint32_t n_decoding;  /* the lock: threads that decode on the CPU */
+    pthread_cond_t ended; /* one of them */
+    uint32_t most_decoding;
 } cg_gpu;
 
 /* Opens library and GPU. encodes: this process may encode saves, and not only pass on its heads.
@@ -54,6 +57,10 @@ void cg_gpu_free(cg_gpu *gpu);
  * threads. */
 uint32_t cg_gpu_take_slot(cg_gpu *gpu);
 void cg_gpu_return_slot(cg_gpu *gpu, uint32_t slot);
+/* For a thread of gpu->pool that is to decode on the CPU: waits until fewer do so than the
+ * configured `threads`, and takes a turn. There are more slots than an engine can spare CPUs. */
+void cg_gpu_begin_decoding(cg_gpu *gpu);
+void cg_gpu_end_decoding(cg_gpu *gpu);
 
 #ifdef __cplusplus
 }

@@ -42,12 +42,26 @@ static cg_status verify(cg_load_chunk *chunk, const uint8_t *bytes, size_t n_byt
                           n_bytes, &chunk->worst_level, verified_out);
 }
 
+/* A thread's turn to decode passes to others while the GPU waits for the engine, which may take
+ * long. Otherwise it keeps it, so that the chunks that came first are done first. */
+static cg_status write_tiles(const cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot,
+                             const cg_device_tiles *tiles)
+{
+    const cachegen_load *load = chunk->load;
+    const cg_device_run run = run_of(chunk);
+    const bool waits = !gpu->functions->mark_is_past(gpu->device, load->mark);
+    if (waits)
+        cg_gpu_end_decoding(gpu);
+    const cg_status status = gpu->functions->write(gpu->device, slot, tiles, &run, load->mark);
+    if (waits)
+        cg_gpu_begin_decoding(gpu);
+    return status;
+}
+
 /* Decodes on the CPU, one task after the other, and has the GPU move each into the blocks. */
 static cg_status decode_on_cpu(cg_load_chunk *chunk, const cg_decoder *decoder, cg_gpu *gpu,
                                uint32_t slot, cg_scratch *scratch)
 {
-    const cachegen_load *load = chunk->load;
-    const cg_device_run run = run_of(chunk);
     size_t room;
     void *tiles = gpu->functions->slot_memory(gpu->device, slot, &room);
     cg_status status = cg_scratch_reserve(scratch, cg_decoder_scratch_bytes(decoder), 0);
@@ -63,14 +77,14 @@ static cg_status decode_on_cpu(cg_load_chunk *chunk, const cg_decoder *decoder, 
                      ? CG_ERR_BUFFER_TOO_SMALL
                      : cg_decoder_run(decoder, i, scratch->codec, scratch->codec_bytes, tiles);
         if (status == CG_OK)
-            status = gpu->functions->write(gpu->device, slot, &part, &run, load->mark);
+            status = write_tiles(chunk, gpu, slot, &part);
     }
     return status;
 }
 
 /* The chunk's bytes do not stay in the slot: what is decoded goes there. */
-static cg_status fall_back(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uint64_t n_bytes,
-                           cg_scratch *scratch)
+static cg_status decode_copied(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uint64_t n_bytes,
+                               cg_scratch *scratch)
 {
     uint8_t *bytes = malloc(n_bytes);
     cg_decoder *decoder = NULL;
@@ -88,14 +102,28 @@ static cg_status fall_back(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uin
     return status;
 }
 
+/* took_ns_out: how long the CPU decoded. */
+static cg_status fall_back(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, uint64_t n_bytes,
+                           cg_scratch *scratch, uint64_t *took_ns_out)
+{
+    cg_gpu_begin_decoding(gpu);
+    const uint64_t began_ns = cg_now_ns();
+    const cg_status status =
+        is_wanted(chunk) ? decode_copied(chunk, gpu, slot, n_bytes, scratch) : CG_OK;
+    *took_ns_out = cg_now_ns() - began_ns;
+    cg_gpu_end_decoding(gpu);
+    return status;
+}
+
 static bool is_for_the_cpu(cg_status status)
 {
     return status == CG_ERR_UNSUPPORTED_VERSION || status == CG_ERR_UNSUPPORTED ||
            status == CG_ERR_BUFFER_TOO_SMALL;
 }
 
+/* cpu_ns_out: stays as it is where the CPU does not decode. */
 static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scratch *scratch,
-                        bool *on_gpu_out)
+                        bool *on_gpu_out, uint64_t *cpu_ns_out)
 {
     const cachegen_load *load = chunk->load;
     const uint8_t level = load->stream.chunks[chunk->index].level;
@@ -105,7 +133,7 @@ static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scr
     uint8_t *memory = gpu->functions->slot_memory(gpu->device, slot, &room);
     *on_gpu_out = false;
     if (n_bytes > room)
-        return fall_back(chunk, gpu, slot, n_bytes, scratch);
+        return fall_back(chunk, gpu, slot, n_bytes, scratch, cpu_ns_out);
     cg_load_copy_pieces(chunk, n_bytes, memory);
     cg_chunk verified;
     cg_status status = verify(chunk, memory, n_bytes, &verified);
@@ -115,7 +143,8 @@ static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scr
      * none is made, since with a joint matrix that takes memory by the geometry. */
     status = gpu->functions->decode(gpu->device, slot, verified.n_bytes, &run, load->mark);
     *on_gpu_out = status == CG_OK;
-    return is_for_the_cpu(status) ? fall_back(chunk, gpu, slot, n_bytes, scratch) : status;
+    return is_for_the_cpu(status) ? fall_back(chunk, gpu, slot, n_bytes, scratch, cpu_ns_out)
+                                  : status;
 }
 
 void cg_load_gpu_run(cg_job *job, uint32_t task_index, cg_scratch *scratch)
@@ -129,20 +158,23 @@ void cg_load_gpu_run(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     if (!is_wanted(chunk))
         return;
     const uint64_t began_ns = cg_now_ns();
+    uint64_t cpu_ns = 0;
     cg_status status = CG_ERR_DEVICE;
     if (gpu != NULL) {
         const uint32_t slot = cg_gpu_take_slot(gpu);
         is_timed = gpu->functions->mark_is_past(gpu->device, load->mark);
-        status = decode(chunk, gpu, slot, scratch, &on_gpu);
+        status = decode(chunk, gpu, slot, scratch, &on_gpu, &cpu_ns);
         cg_gpu_return_slot(gpu, slot);
     }
     if (status == CG_ERR_DEVICE)
         cg_handle_check_gpu(load->op.connector);
     /* What waited for the engine's own work says nothing of decoding. And speeds count the time of
-     * config->threads threads, where n_slots are at work. */
+     * config->threads threads: as many decode on the CPU, and n_slots wait for the GPU. */
     const cg_config *config = load->op.connector->config;
-    const uint64_t took_ns =
-        is_timed ? (cg_now_ns() - began_ns) * config->threads / gpu->n_slots : 0;
+    const uint64_t took_ns = !is_timed ? 0
+                             : cpu_ns > 0
+                                 ? cpu_ns
+                                 : (cg_now_ns() - began_ns) * config->threads / gpu->n_slots;
     pthread_mutex_lock(&rt->lock);
     chunk->status = status;
     chunk->thread_ns += took_ns;

@@ -22,6 +22,25 @@ extern "C" cg_status __wrap_cg_decoder_new(const cg_profile *profile, const uint
     return __real_cg_decoder_new(profile, bytes, n_bytes, decoder_out);
 }
 
+// How many of them run at once, at most. With slow_decoders each takes long enough to meet others.
+static std::atomic<int> n_running{0}, most_running{0};
+static std::atomic<bool> slow_decoders{false};
+extern "C" cg_status __real_cg_decoder_run(const cg_decoder *decoder, uint32_t task_index,
+                                           void *scratch, size_t scratch_bytes, void *out);
+extern "C" cg_status __wrap_cg_decoder_run(const cg_decoder *decoder, uint32_t task_index,
+                                           void *scratch, size_t scratch_bytes, void *out)
+{
+    const int n = ++n_running;
+    for (int most = most_running; most < n && !most_running.compare_exchange_weak(most, n);)
+        ;
+    if (slow_decoders)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const cg_status status =
+        __real_cg_decoder_run(decoder, task_index, scratch, scratch_bytes, out);
+    n_running--;
+    return status;
+}
+
 namespace
 {
 
@@ -85,6 +104,53 @@ TEST_F(GpuTest, EveryLevelIsWhatTheCpuDecodes)
             EXPECT_EQ(n_decoders - before, has_kernels ? 0 : 2);
         }
     }
+}
+
+// Slots are many, and their threads mostly wait for the GPU. Where it has no kernels for a profile
+// they would take the engine's CPUs, each with a whole chunk.
+TEST_F(GpuTest, NoMoreThreadsDecodeInTheGpusPlaceThanAreConfigured)
+{
+    const Store store(true, nesting_spec()); // of version 1
+    const Tokens tokens = prompt(32 * 18);
+    {
+        Engine cold(store, "\"store_levels\": [\"L2\"]");
+        ASSERT_EQ(cold.save(tokens), CACHEGEN_OK);
+    }
+    GpuEngine engine(store, "\"threads\": 2, \"gpu_slots\": 16");
+    slow_decoders = true;
+    most_running = 0;
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 32u * 18 - 1);
+    slow_decoders = false;
+    EXPECT_EQ(engine.stats().chunks_decoded_on_gpu, 0u);
+    EXPECT_EQ(most_running, 2);
+}
+
+TEST_F(GpuTest, ALoadThatWaitsForTheEngineKeepsNobodyElsesChunksFromBeingDecoded)
+{
+    const Store store(true, nesting_spec()); // of version 1
+    const Tokens tokens = prompt(32 * 4);
+    GpuEngine engine(store, "\"threads\": 1, \"store_levels\": [\"L2\"]");
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const cachegen_hit hit = engine.look_up(tokens);
+    ASSERT_EQ(hit.hit_tokens, tokens.size() - 1);
+    standin().engine_hold(engine.stream);
+    engine.put();
+    cachegen_load *waiting, *other;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    const int before = n_decoders;
+    ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &waiting), CACHEGEN_OK);
+    EXPECT_TRUE(comes_true([&] { return n_decoders > before; })); // one has its turn
+    engine.after_kind = CACHEGEN_AFTER_NONE;
+    ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &other), CACHEGEN_OK);
+    EXPECT_TRUE(comes_true([&] { return cachegen_load_poll(other, &p) == CACHEGEN_OK; }));
+    EXPECT_EQ(p.loaded_tokens, hit.hit_tokens);
+    EXPECT_EQ(cachegen_load_poll(waiting, &p), CACHEGEN_AGAIN);
+    standin().engine_release(engine.stream);
+    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(waiting, &p); }), CACHEGEN_OK);
+    EXPECT_EQ(p.loaded_tokens, hit.hit_tokens);
+    cachegen_load_free(other);
+    cachegen_load_free(waiting);
 }
 
 // Chunks come together while the engine's work, and then other chunks, hold the GPU. In one of them
