@@ -229,17 +229,20 @@ static int send(cg_device *d, void *dev, const void *from, size_t n_bytes)
     return error == 0 ? d->calls->stream_synchronize(d->read_stream) : error;
 }
 
-/* Through pinned memory that is freed again: blob and bases stay on the GPU. */
+/* Out of memory that is not pinned: CUDA copies it aside, piece by piece. Pinned memory is short on
+ * some hosts, and this is done once. Blob and bases stay on the GPU. */
 static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     if (d->profile == NULL)
         return CG_OK;
     const size_t n_blob = cg_cuda_profile_bytes(d->profile),
                  n_bases = d->n_projectors > 0 ? cg_cuda_bases_bytes(d->config.profile) : 0;
-    int error;
-    void *memory = NULL;
-    if ((error = d->calls->host_alloc(&memory, n_blob > n_bases ? n_blob : n_bases)) != 0)
-        return say(reason_out, reason_bytes, d, "cudaHostAlloc", error);
+    int error = 0;
+    void *memory = malloc(n_blob > n_bases ? n_blob : n_bases);
+    if (memory == NULL) {
+        snprintf(reason_out, reason_bytes, "%s", cg_strerror(CG_ERR_NO_MEMORY));
+        return CG_ERR_NO_MEMORY;
+    }
     const cg_status status = cg_cuda_profile_fill(d->profile, memory);
     if (status == CG_OK)
         error = send(d, d->blob_dev, memory, n_blob);
@@ -247,7 +250,7 @@ static cg_status upload_profile(cg_device *d, char *reason_out, size_t reason_by
         cg_cuda_bases_fill(d->config.profile, memory);
         error = send(d, d->bases_dev, memory, n_bases);
     }
-    d->calls->host_free(memory);
+    free(memory);
     return error == 0 ? status : say(reason_out, reason_bytes, d, "cudaMemcpyAsync", error);
 }
 

@@ -749,6 +749,29 @@ TEST_F(GpuTest, WhereMemoryForProjectionsIsMissingTheCpuMakesThem)
     EXPECT_EQ(n_without, 1);
 }
 
+// Of all pieces that it asks for, one at a time: the CPU projects where the first is refused.
+TEST_F(GpuTest, WhicheverPinnedMemoryIsRefusedTheGpuDecodes)
+{
+    const Store store(true, spec_4(nesting_spec(), 32));
+    const Tokens tokens = prompt(32 * 2);
+    bool was_refused = true;
+    for (long n = 1; was_refused; n++) {
+        SCOPED_TRACE(n);
+        standin().refuse_pinned(n);
+        GpuEngine engine(store, LOSSY);
+        was_refused = standin().has_failed();
+        standin().forget_failures();
+        ASSERT_EQ(engine.register_status, CACHEGEN_OK) << engine.info().gpu_reason;
+        const size_t before = standin().n_projected();
+        EXPECT_EQ(engine.save(prompt(32 * 2, 1 + static_cast<uint64_t>(n))), CACHEGEN_OK);
+        EXPECT_EQ(standin().n_projected() > before, !was_refused);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 63u);
+        EXPECT_EQ(engine.stats().chunks_decoded_on_gpu, 2u);
+        EXPECT_EQ(engine.stats().gpu_errors, 0u);
+    }
+}
+
 TEST_F(GpuRanksTest, OnlyTheRankThatEncodesHasProjectors)
 {
     const Store store(true, four_heads());

@@ -31,7 +31,8 @@ namespace
     abort();
 }
 
-enum { PAGE = 4096, ALIGN = 256, INVALID_VALUE = 1, NO_DEVICE = 100, ILLEGAL_ADDRESS = 700 };
+enum { PAGE = 4096, ALIGN = 256 };
+enum { INVALID_VALUE = 1, NO_MEMORY = 2, NO_DEVICE = 100, ILLEGAL_ADDRESS = 700 };
 
 struct Piece { // of memory: its pages, and what lies in them
     char *pages;
@@ -47,7 +48,7 @@ struct World {
     std::vector<std::shared_ptr<CUevent_st>> destroyed; // kept: a stream may yet wait for one
     size_t n_allocated = 0;
     int n_devices = 2;
-    long call_countdown = 0, operation_countdown = 0;
+    long call_countdown = 0, operation_countdown = 0, pinned_countdown = 0;
     int call_error = 0;
     bool call_is_sticky = false, has_failed = false;
     uint64_t contexts = 0; // bit n: device n
@@ -326,6 +327,7 @@ const char *get_error_string(int error)
 {
     switch (error) {
     case 0: return "no error";
+    case NO_MEMORY: return "out of memory";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
     default: return "an error that the stand-in was told to make";
@@ -352,9 +354,17 @@ int device_free(void *dev)
 int host_alloc(void **out, size_t n_bytes)
 {
     const int error = called();
-    if (error == 0)
-        *out = allocate(n_bytes, false, false);
-    return error;
+    if (error != 0)
+        return error;
+    {
+        std::lock_guard<std::mutex> guard(world().lock);
+        if (world().pinned_countdown > 0 && --world().pinned_countdown == 0) {
+            world().has_failed = true;
+            return last_error = NO_MEMORY;
+        }
+    }
+    *out = allocate(n_bytes, false, false);
+    return 0;
 }
 int host_free(void *host)
 {
@@ -574,6 +584,11 @@ void fail_call(long n, int error, bool sticky)
     world().call_error = error;
     world().call_is_sticky = sticky;
 }
+void refuse_pinned(long n)
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    world().pinned_countdown = n;
+}
 void fail_operation(long n)
 {
     std::lock_guard<std::mutex> guard(world().lock);
@@ -598,7 +613,7 @@ void forget_failures()
 {
     World &w = world();
     std::lock_guard<std::mutex> guard(w.lock);
-    w.call_countdown = w.operation_countdown = 0;
+    w.call_countdown = w.operation_countdown = w.pinned_countdown = 0;
     w.sticky = 0;
     w.has_failed = false;
 }
@@ -727,6 +742,7 @@ void engine_read(void *dst, const void *dev, size_t n_bytes, void *stream)
 }
 
 const cg_standin CONTROL = {fail_call,
+                            refuse_pinned,
                             fail_operation,
                             hang_wait,
                             hangs,

@@ -19,6 +19,9 @@ struct cg_standin {
     // From now on the n-th call from here on fails with `error` (n from 1; 0: none). sticky: so do
     // all calls after it, and streams drop what they have.
     void (*fail_call)(long n, int error, bool sticky);
+    // The n-th piece of pinned memory from here on is refused, as CUDA refuses it: no other call
+    // fails.
+    void (*refuse_pinned)(long n);
     // The n-th operation that a stream is to run from here on fails, as a kernel would with an
     // illegal address: sticky.
     void (*fail_operation)(long n);
