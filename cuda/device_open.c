@@ -213,10 +213,11 @@ static cg_status start(cg_device *d, char *reason_out, size_t reason_bytes)
     for (uint32_t i = 0; i < d->config.n_slots; i++)
         if ((error = calls->event_create(&d->slots[i].uploaded)) != 0)
             return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
+    if (d->n_projectors > 0 && (error = calls->stream_create(&d->project_stream)) != 0)
+        return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
     for (uint32_t i = 0; i < d->n_projectors; i++)
-        if ((error = calls->stream_create(&d->projectors[i].stream)) != 0 ||
-            (error = calls->event_create(&d->projectors[i].done)) != 0)
-            return say(reason_out, reason_bytes, d, "cudaStreamCreate", error);
+        if ((error = calls->event_create(&d->projectors[i].done)) != 0)
+            return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
     for (uint32_t i = 0; i < d->config.n_copies; i++)
         if ((error = calls->event_create(&d->copies[i].done)) != 0)
             return say(reason_out, reason_bytes, d, "cudaEventCreate", error);
@@ -284,8 +285,9 @@ static void end_cuda(cg_device *d)
     ended(d, calls->set_device((int)d->config.ordinal));
     for (uint32_t i = 0; i < CG_DEVICE_BATCHES; i++)
         end_stream(d, d->batches[i].stream, d->batches[i].done);
+    end_stream(d, d->project_stream, NULL);
     for (uint32_t i = 0; i < d->n_projectors && d->projectors != NULL; i++)
-        end_stream(d, d->projectors[i].stream, d->projectors[i].done);
+        end_stream(d, NULL, d->projectors[i].done);
     end_stream(d, d->read_stream, NULL);
     end_stream(d, d->upload_stream, NULL);
     for (uint32_t i = 0; i < d->config.n_slots && d->slots != NULL; i++)

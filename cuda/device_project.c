@@ -19,17 +19,18 @@ static size_t count_rows(const cg_projection *projection)
 static int send(cg_device_projector *j, const cg_projection *what)
 {
     const cg_device *d = j->device;
+    const cg_cuda_stream stream = d->project_stream;
     if (what->elements == NULL)
         return d->calls->memcpy_async(j->rows_dev, j->base.memory, count_rows(what) * sizeof(float),
-                                      j->stream);
+                                      stream);
     cg_cuda_projection_places(what, j->places);
-    const int error = d->calls->memcpy_async(j->places_dev, j->places,
-                                             what->n_rows * sizeof *j->places, j->stream);
+    const int error =
+        d->calls->memcpy_async(j->places_dev, j->places, what->n_rows * sizeof *j->places, stream);
     return error != 0
                ? error
                : d->calls->memcpy_async(j->elements_dev, what->elements,
                                         cg_cuda_projection_elements_bytes(d->config.profile, what),
-                                        j->stream);
+                                        stream);
 }
 
 /* coding NULL: nothing is to be coded. */
@@ -38,16 +39,17 @@ static cg_status run(cg_device_projector *j, const cg_projection *what,
                      const cg_cuda_coding *coding)
 {
     cg_device *d = j->device;
+    const cg_cuda_stream stream = d->project_stream;
     int error;
     if ((error = send(j, what)) != 0)
-        return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
-    if ((error = d->calls->project(projection, j->stream)) != 0)
-        return cg_device_error(d, "a projecting kernel", error, j->stream);
-    if (coding != NULL && (error = d->calls->code(coding, j->stream)) != 0)
-        return cg_device_error(d, "a coding kernel", error, j->stream);
-    if ((error = d->calls->memcpy_async(j->made, j->made_dev, made_bytes, j->stream)) != 0)
-        return cg_device_error(d, "cudaMemcpyAsync", error, j->stream);
-    return cg_device_finish(d, j->stream, j->done);
+        return cg_device_error(d, "cudaMemcpyAsync", error, stream);
+    if ((error = d->calls->project(projection, stream)) != 0)
+        return cg_device_error(d, "a projecting kernel", error, stream);
+    if (coding != NULL && (error = d->calls->code(coding, stream)) != 0)
+        return cg_device_error(d, "a coding kernel", error, stream);
+    if ((error = d->calls->memcpy_async(j->made, j->made_dev, made_bytes, stream)) != 0)
+        return cg_device_error(d, "cudaMemcpyAsync", error, stream);
+    return cg_device_finish(d, stream, j->done);
 }
 
 /* What kernels do not write must not pass for coded: an earlier task's sections still lie there. */

@@ -27,7 +27,8 @@ enum {
     CG_DEVICE_MAX_BLOCKS = 64,
     CG_DEVICE_REASON_BYTES = 256,
     /* Several, so that one decodes streams, which leave most of a GPU idle, while others multiply.
-     * Fewer than the eight queues that all streams of a process share. */
+     * With those that read, upload and project these are seven streams. A process has eight queues
+     * for all of its streams, the engine's too: where two share one, they wait for each other. */
     CG_DEVICE_BATCHES = 4,
 };
 
@@ -80,7 +81,6 @@ typedef struct cg_device_projector {
     cg_device *device;
     atomic_bool
         is_taken; /* not under the lock: encoders take it, which run at the lowest priority */
-    cg_cuda_stream stream;
     cg_cuda_event done;
     uint8_t *made;         /* pinned: laid out as cg_cuda_made says */
     cg_cuda_place *places; /* pinned */
@@ -103,7 +103,9 @@ struct cg_device {
     size_t memory_bytes, plan_bytes, scratch_bytes, raw_bytes;
     uint32_t table_entries; /* block ids that a chunk needs at most */
     void *pinned, *memory_dev;
-    cg_cuda_stream read_stream, upload_stream;
+    /* project_stream: of all projectors, since encoders take longer for what is left to them.
+     * Their tasks' calls may alternate there: no two tasks share memory. */
+    cg_cuda_stream read_stream, upload_stream, project_stream;
     cg_device_batch batches[CG_DEVICE_BATCHES];
     cg_device_slot *slots;  /* [config.n_slots] */
     cg_device_copy *copies; /* [config.n_copies] */

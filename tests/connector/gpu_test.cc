@@ -784,7 +784,17 @@ TEST_F(GpuRanksTest, OnlyTheRankThatEncodesHasProjectors)
         return standin().n_live() - before;
     };
     const size_t of_first = n_live({0, 2}), of_second = n_live({2, 2});
-    EXPECT_EQ(of_first, of_second + size_t{3} * 2) << "a stream and an event a thread";
+    EXPECT_EQ(of_first, of_second + 1 + 3) << "a stream, and an event a thread";
+}
+
+// What CUDA has for all streams of a process, unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise;
+// and an engine has streams, too.
+TEST_F(GpuTest, ItsStreamsLeaveAnEngineOneOfTheEightQueues)
+{
+    const Store store(true, spec_4(nesting_spec(), 32));
+    const GpuEngine engine(store, std::string(LOSSY) + ", \"threads\": 8, \"gpu_slots\": 64");
+    ASSERT_EQ(engine.register_status, CACHEGEN_OK) << engine.info().gpu_reason;
+    EXPECT_LT(standin().n_streams(), 8u);
 }
 
 TEST_F(GpuTest, WithoutTheLibraryADriverOrTheGpuTheReasonIsSaid)

@@ -631,6 +631,11 @@ size_t n_live()
         n += !sized.second.is_engine;
     return n;
 }
+size_t n_streams()
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    return world().streams.size();
+}
 size_t n_allocated()
 {
     std::lock_guard<std::mutex> guard(world().lock);
@@ -749,6 +754,7 @@ const cg_standin CONTROL = {fail_call,
                             forget_failures,
                             has_failed,
                             n_live,
+                            n_streams,
                             n_allocated,
                             set_device_count,
                             n_nice_calls,

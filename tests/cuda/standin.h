@@ -33,6 +33,7 @@ struct cg_standin {
     bool (*has_failed)(); // since forget_failures()
 
     size_t (*n_live)();      // allocations, streams and events of the host side
+    size_t (*n_streams)();   // of these
     size_t (*n_allocated)(); // allocations and streams that the host side ever made
     void (*set_device_count)(int n);
 
