@@ -1,19 +1,23 @@
 #!/bin/sh
-# Builds the kernels, runs their tests on a GPU, under compute-sanitizer too, and measures.
+# Builds the kernels and libcachegen_cuda.so, runs their tests on a GPU, under compute-sanitizer too, and measures.
 #
 # usage: check_gpu.sh OUTDIR
-#        check_gpu.sh --build OUTDIR       only compiles, for sm_80, 90 and 100: needs no GPU
-#        check_gpu.sh --deps               fills build-deps/, for a machine without libxxhash and GoogleTest
+#        check_gpu.sh --without-sanitizer OUTDIR   passes without compute-sanitizer, where there is none
+#        check_gpu.sh --build OUTDIR               only compiles, for sm_80, 90 and 100: needs no GPU
+#        check_gpu.sh --deps                       fills build-deps/, for a machine without libxxhash and GoogleTest
 #
-# Needs this tree, a GPU, nvcc of CUDA 12.1 or later (kernels have more than 4 KB of arguments), cmake, ninja or make, a
-# C++ compiler, and no network. libxxhash and GoogleTest are the system's (then pkg-config is needed, too), or in the
+# Needs this tree, a GPU, nvcc of CUDA 12.1 or later (kernels have more than 4 KB of arguments), cmake 3.25 or later,
+# ninja or make, a C++ compiler, compute-sanitizer, and no network. The GPU is the first of CUDA_VISIBLE_DEVICES, an
+# index as nvidia-smi counts or a UUID; else nvidia-smi's first. CUDA is looked for in the PATH, then in CUDA_HOME, else
+# /usr/local/cuda. libxxhash and GoogleTest are the system's (then pkg-config is needed, too), or in the
 # tree's build-deps/ where that is: --deps copies them there on a machine that has them (Debian: libxxhash-dev,
 # googletest), and git ignores it.
 #
 # Takes under 8 minutes: each step has a limit of its own, and all of them together are 475 seconds. What a step fails
 # at does not keep the next ones from running, but for the build. OUTDIR gets report.json, report.txt and logs.txt, also
-# when a step fails or runs past its limit; what is not there is named in the report. CG_COMMIT names the commit of a
-# tree that has no .git. Exit status: 0 when all that was run passed, 77 when there is no GPU or no compiler, else 1.
+# when a step fails or runs past its limit. What was not run is named in the report, as "incomplete": then it has not
+# passed. CG_COMMIT names the commit of a tree that has no .git. Exit status: 0 when all was run and passed, 77 when
+# there is no GPU or no compiler, else 1.
 set -u
 tree=$(cd "$(dirname "$0")/.." && pwd)
 deps=$tree/build-deps
@@ -26,11 +30,18 @@ if [ "${1:-}" = --deps ]; then
     exit
 fi
 only_build=false
-[ "${1:-}" != --build ] || { only_build=true; shift; }
-[ $# -eq 1 ] || { sed -n '4,6p' "$0"; exit 2; }
+needs_sanitizer=true
+case ${1:-} in
+--build) only_build=true && shift ;;
+--without-sanitizer) needs_sanitizer=false && shift ;;
+esac
+if [ $# -ne 1 ] || [ "${1#-}" != "$1" ]; then
+    sed -n '4,7p' "$0"
+    exit 2
+fi
 mkdir -p "$1" || exit 2
 out=$(cd "$1" && pwd)
-export PATH="$PATH:/usr/local/cuda/bin"
+export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 skip() {
     echo "skipped: $1" | tee "$out/report.txt"
     exit 77
@@ -41,10 +52,17 @@ for tool in $needed; do
     command -v "$tool" > /dev/null || skip "no $tool"
 done
 
-query() { # what: of the first GPU
-    nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1
+# The UUID of the card with this index, or with a UUID that begins so: its own, or that of a part of it (MIG).
+find_card() {
+    nvidia-smi -L | awk -v wanted="$1" '
+        /^GPU / { card = $0; sub(/.*UUID: /, "", card); sub(/\).*/, "", card) }
+        (/^GPU / && $2 == wanted ":") || (wanted ~ /^[GM]/ && index($0, "UUID: " wanted)) { print card; exit }'
+}
+query() { # what: of the card
+    nvidia-smi -i "$card" --query-gpu="$1" --format=csv,noheader
 }
 failed=0
+incomplete= # steps that were not run
 steps=
 step() { # name, seconds at most, command: its output goes to logs.txt
     name=$1
@@ -69,6 +87,8 @@ step() { # name, seconds at most, command: its output goes to logs.txt
 not_run() { # name, why
     echo "$1: not run, $2" | tee -a "$work/steps.txt"
     steps="$steps${steps:+, }\"$1\": {\"verdict\": \"not run: $2\"}"
+    incomplete="$incomplete${incomplete:+, }$1"
+    ! $needs_sanitizer || failed=1
 }
 
 report() {
@@ -88,7 +108,8 @@ report() {
         echo "{\"commit\": \"$commit\", \"device\": \"$device\", \"sm\": $sm,"
         echo " \"nvcc\": \"$(nvcc --version | sed -n 's/.*release \([^,]*\).*/\1/p')\","
         echo " \"clocks\": \"$clocks\", \"clocks_are\": \"$clocks_are\","
-        echo " \"passed\": $([ $failed -eq 0 ] && echo true || echo false), \"steps\": {$steps},"
+        echo " \"passed\": $([ $failed -eq 0 ] && echo true || echo false), \"incomplete\": \"$incomplete\","
+        echo " \"steps\": {$steps},"
         echo " \"measured\":"
         cat "$work/bench.json"
         echo "}"
@@ -97,6 +118,7 @@ report() {
         echo "commit $commit on $device, sm_$sm"
         [ -z "$clocks" ] || echo "$clocks_are: $clocks"
         cat "$work/steps.txt"
+        [ -z "$incomplete" ] || echo "incomplete: $incomplete"
         cat "$work/benchmarks.log" 2> /dev/null
     } > "$out/report.txt"
     rm -rf "$work"
@@ -108,9 +130,19 @@ rm -f "$out/logs.txt"
 if $only_build; then
     architectures="80;90;100"
 else
+    wanted=${CUDA_VISIBLE_DEVICES-0}
+    wanted=${wanted%%,*}
+    card=$(find_card "$wanted")
+    [ -n "$card" ] || skip "nvidia-smi knows no GPU '$wanted'"
+    # CUDA counts cards otherwise than nvidia-smi. A part of a card stays as it was named.
+    case $wanted in
+    MIG-*) CUDA_VISIBLE_DEVICES=$wanted ;;
+    *) CUDA_VISIBLE_DEVICES=$card ;;
+    esac
+    export CUDA_VISIBLE_DEVICES
     capability=$(query compute_cap | tr -d .)
     case $capability in
-    '' | *[!0-9]*) skip "nvidia-smi knows no GPU" ;;
+    '' | *[!0-9]*) skip "nvidia-smi does not know what $card can do" ;;
     esac
     architectures=$capability
 fi
@@ -142,7 +174,7 @@ sanitize() { # tool, seconds at most, tests
         not_run "$1" "there is no compute-sanitizer"
     fi
 }
-sanitize memcheck 50 "$some"
+sanitize memcheck 50 "$some:LibraryTest.*"
 sanitize racecheck 50 "$some"
 if [ -x "$targets/cg_cuda_gpu_bench" ]; then
     step benchmarks 95 "$targets/cg_cuda_gpu_bench"

@@ -12,7 +12,8 @@
 // chunks are decoded as fast as can be; "beside 1 GB/s" as many bytes of chunks as that is, for
 // each of some products in a row. From pinned memory each chunk and its plan are copied first. "One
 // by one" is a batch a chunk, on many streams; batches of more are on as many streams as a
-// connector has batches.
+// connector has batches. Exit status: 1 also where a chunk was not decoded; its "status" says why
+// (codec/status.h), and the figures go on.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
 #include "device.h"
@@ -275,7 +276,19 @@ struct Subject {
     size_t n_in_flight;
 };
 
-void measure(const Subject &subject, const Product &product,
+// The first status of the chunks' that is not CG_OK.
+uint32_t status_of(const std::vector<Loaded> &chunks)
+{
+    uint32_t status = CG_OK;
+    for (size_t i = 0; i < chunks.size() && status == CG_OK; i++)
+        require(
+            cudaMemcpy(&status, chunks[i].params.status_dev, sizeof status, cudaMemcpyDeviceToHost),
+            "copy");
+    return status;
+}
+
+// False: a chunk was not decoded.
+bool measure(const Subject &subject, const Product &product,
              const std::vector<cudaStream_t> &streams, bool is_last)
 {
     std::vector<Loaded> chunks;
@@ -368,9 +381,7 @@ void measure(const Subject &subject, const Product &product,
             }));
         }
     }
-    uint32_t status;
-    require(cudaMemcpy(&status, chunks[0].params.status_dev, sizeof status, cudaMemcpyDeviceToHost),
-            "copy");
+    const uint32_t status = status_of(chunks);
     printf("   {\"case\": \"%s\", \"layers\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
            "\"tokens\": %u, \"chunk_bytes\": %.0f, \"bits_per_element\": %.3f, \"chunks\": %zu, "
            "\"streams\": %zu, \"status\": %u,\n",
@@ -402,9 +413,10 @@ void measure(const Subject &subject, const Product &product,
     }
     printf("   }%s\n", is_last ? "" : ",");
     (void)cudaEventDestroy(event);
+    return status == CG_OK;
 }
 
-void measure_case(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
+bool measure_case(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
 {
     const ProfileSpec spec = spec_of(c);
     const Profile profile = make_profile(spec);
@@ -422,8 +434,8 @@ void measure_case(const Case &c, const Product &product, const std::vector<cudaS
             : encode(profile.get(), header, tokens, elements, c.level, &chunk, 8, c.coarsest);
     if (status != CG_OK)
         throw std::runtime_error("encode");
-    measure({c.name, c.level != CG_L0 ? laid.profile : nullptr, &blob, {chunk}, c.n_chunks},
-            product, streams, false);
+    return measure({c.name, c.level != CG_L0 ? laid.profile : nullptr, &blob, {chunk}, c.n_chunks},
+                   product, streams, false);
 }
 
 Bytes read_file(const std::string &path)
@@ -436,7 +448,7 @@ Bytes read_file(const std::string &path)
 }
 
 // The files of a profile and of chunks: each level that all chunks hold.
-void measure_files(const std::vector<std::string> &paths, const Product &product,
+bool measure_files(const std::vector<std::string> &paths, const Product &product,
                    const std::vector<cudaStream_t> &streams)
 {
     const Bytes profile_bytes = read_file(paths[0]);
@@ -463,8 +475,10 @@ void measure_files(const std::vector<std::string> &paths, const Product &product
         if (!subject.chunks.empty())
             subjects.push_back(subject);
     }
+    bool is_decoded = true;
     for (size_t i = 0; i < subjects.size(); i++)
-        measure(subjects[i], product, streams, i + 1 == subjects.size());
+        is_decoded &= measure(subjects[i], product, streams, i + 1 == subjects.size());
+    return is_decoded;
 }
 
 // ---- an encoder's projections ----
@@ -652,18 +666,17 @@ int main(int argc, char **argv)
             require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), "stream");
         setvbuf(stdout, nullptr, _IOLBF, 0); /* what is measured stays when this is stopped */
         printf("[\n");
-        if (paths.size() > 1)
-            measure_files(paths, product, streams);
+        bool is_decoded = paths.size() <= 1 || measure_files(paths, product, streams);
         const size_t n = paths.size() > 1 ? 0 : is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
-            measure_case(cases[i], product, streams);
+            is_decoded &= measure_case(cases[i], product, streams);
         const size_t n_projected = paths.size() > 1 ? 0 : is_quick ? 1 : projected.size();
         for (size_t i = 0; i < n_projected; i++)
             measure_projection(projected[i], streams[0], i + 1 == n_projected);
-        printf("]\n");
+        printf("]\n"); // last: check_gpu.sh takes an array that ends
+        return is_decoded ? 0 : 1;
     } catch (const std::exception &error) {
         fprintf(stderr, "gpu_bench: %s\n", error.what());
         return 1;
     }
-    return 0;
 }

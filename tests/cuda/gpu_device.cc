@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include "engine_blocks.h"
 #include "gpu_memory.h"
 
 namespace cg_test
@@ -69,6 +70,35 @@ Sections run_code(const Laid &laid, const cg_projection &projection,
             require(cg_cuda_code(&coding, nullptr), "code");
             require(cudaDeviceSynchronize(), "kernels");
         });
+}
+
+EngineBlocks::EngineBlocks(size_t n_bytes) : n_bytes_(n_bytes)
+{
+    cudaStream_t stream;
+    void *data;
+    require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    require(cudaMalloc(&data, n_bytes), "cudaMalloc");
+    stream_ = stream;
+    data_ = static_cast<char *>(data);
+}
+EngineBlocks::~EngineBlocks()
+{
+    (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+    (void)cudaFree(data_);
+}
+void EngineBlocks::write(const std::vector<uint8_t> &bytes)
+{
+    require(cudaMemcpyAsync(data_, bytes.data(), n_bytes_, cudaMemcpyHostToDevice,
+                            static_cast<cudaStream_t>(stream_)),
+            "copy");
+}
+std::vector<uint8_t> EngineBlocks::read() const
+{
+    std::vector<uint8_t> bytes(n_bytes_);
+    const auto stream = static_cast<cudaStream_t>(stream_);
+    require(cudaMemcpyAsync(bytes.data(), data_, n_bytes_, cudaMemcpyDeviceToHost, stream), "copy");
+    require(cudaStreamSynchronize(stream), "copy");
+    return bytes;
 }
 
 } // namespace cg_test

@@ -1,0 +1,198 @@
+// libcachegen_cuda.so, opened as a connector opens it: what it reads out of an engine's blocks,
+// writes and decodes there, and projects. On a GPU it is the library that is shipped.
+#include "codec/device.h"
+#include "decode_cases.h"
+#include "engine_blocks.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+namespace
+{
+
+using namespace cg_test;
+
+const uint32_t N_TOKENS = 32, FIRST = 5; // a chunk, and where it begins in its sequence
+
+const cg_device_functions *functions()
+{
+    void *library = dlopen(CG_TEST_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+        throw std::runtime_error(dlerror());
+    const auto entry = reinterpret_cast<cg_device_entry *>(dlsym(library, CG_DEVICE_ENTRY_NAME));
+    return entry != nullptr ? entry(CG_DEVICE_TABLE_VERSION) : nullptr;
+}
+
+class LibraryTest : public testing::Test
+{
+  protected:
+    LibraryTest()
+        : spec(spec_4(nested(), 32)), profile(make_profile(spec)),
+          header(make_header(spec, CG_DTYPE_BF16, 0, N_TOKENS)), tokens(make_tokens(N_TOKENS, 1)),
+          elements(make_elements(header, 1)),
+          blocks(make_blocks(block_spec(), header.geometry, N_TOKENS)), engine(blocks.n_bytes),
+          piece(blocks.n_bytes, 0x5a)
+    {
+    }
+    void SetUp() override
+    {
+        ASSERT_NE(f, nullptr);
+        char reason[256];
+        cg_device_config config = {};
+        config.profile = profile.get();
+        config.geometry = header.geometry;
+        config.chunk_tokens = N_TOKENS;
+        config.n_slots = config.n_copies = 2;
+        config.n_projectors = 1;
+        ASSERT_EQ(f->open(&config, &device, reason, sizeof reason), CG_OK) << reason;
+        std::vector<void *> base;
+        for (const size_t at : blocks.base)
+            base.push_back(engine.data() + at);
+        const cg_cuda_blocks &b = blocks.layout;
+        cg_device_blocks given = {};
+        given.base = base.data();
+        for (int plane = 0; plane < 2; plane++) {
+            given.offset_bytes[plane] = b.offset_bytes[plane];
+            given.head_stride[plane] = b.head_stride[plane];
+            given.token_stride[plane] = b.token_stride[plane];
+        }
+        given.block_stride = b.block_stride;
+        given.block_tokens = b.block_tokens;
+        given.n_blocks = b.n_blocks;
+        given.n_heads = header.geometry.n_kv_heads;
+        ASSERT_EQ(f->add_blocks(device, &given, &run.blocks_id), CG_OK);
+        run.table = blocks.table.data();
+        run.n_table = static_cast<uint32_t>(blocks.table.size());
+        run.first_token = FIRST;
+        run.n_tokens = run.to_token = N_TOKENS;
+        engine.write(piece);
+    }
+    void TearDown() override
+    {
+        if (device != nullptr) {
+            EXPECT_EQ(f->failure(device), nullptr);
+            f->close(device);
+        }
+    }
+    static ProfileSpec nested()
+    {
+        ProfileSpec spec;
+        spec.nests = true;
+        return spec;
+    }
+    static BlockSpec block_spec()
+    {
+        BlockSpec out;
+        out.first_token = FIRST;
+        return out;
+    }
+    Bytes with(const Bytes &of_chunk) const // the piece, were these elements in the blocks
+    {
+        Bytes out = piece;
+        cg_cuda_request all = {};
+        all.token_to = N_TOKENS;
+        all.head_to = header.geometry.n_kv_heads;
+        place(of_chunk, header.geometry, N_TOKENS, 0, header.geometry.n_layers, all, blocks,
+              out.data());
+        return out;
+    }
+    Bytes tiles() const // the elements plane by plane, as the device copies them
+    {
+        const size_t n_layers = header.geometry.n_layers,
+                     layer_bytes = elements.size() / n_layers / CG_N_PLANES;
+        Bytes out;
+        for (size_t i = 0; i < CG_N_PLANES * n_layers; i++) {
+            const size_t from = (i % n_layers * CG_N_PLANES + i / n_layers) * layer_bytes;
+            out.insert(out.end(), elements.begin() + static_cast<long>(from),
+                       elements.begin() + static_cast<long>(from + layer_bytes));
+        }
+        return out;
+    }
+    cg_after after() const
+    {
+        return {CG_AFTER_STREAM, engine.stream()};
+    }
+
+    const cg_device_functions *const f = functions();
+    const ProfileSpec spec;
+    const Profile profile;
+    const cg_chunk_header header;
+    const std::vector<uint32_t> tokens;
+    const Bytes elements;
+    const Blocks blocks;
+    EngineBlocks engine;
+    Bytes piece; // what the engine has put into its blocks
+    cg_device *device = nullptr;
+    cg_device_run run = {};
+};
+
+TEST_F(LibraryTest, ReadsWhatTheEnginesStreamHasWrittenBeforeItWritesMore)
+{
+    engine.write(with(elements));
+    uint32_t copy;
+    ASSERT_EQ(f->read(device, &run, 1, after(), &copy), CG_OK);
+    engine.write(piece);
+    void *read;
+    ASSERT_EQ(f->read_wait(device, copy, &read), CG_OK);
+    const Bytes wanted = tiles();
+    EXPECT_EQ(memcmp(read, wanted.data(), wanted.size()), 0);
+    f->read_release(device, copy);
+    EXPECT_TRUE(engine.read() == piece);
+}
+
+TEST_F(LibraryTest, WritesTilesAndNothingElse)
+{
+    const Bytes all = tiles();
+    size_t room;
+    void *memory = f->slot_memory(device, 1, &room);
+    ASSERT_GE(room, all.size());
+    memcpy(memory, all.data(), all.size());
+    cg_device_mark *mark;
+    ASSERT_EQ(f->mark(device, after(), &mark), CG_OK);
+    cg_device_tiles whole = {};
+    whole.n_layers = header.geometry.n_layers;
+    whole.n_planes = CG_N_PLANES;
+    EXPECT_EQ(f->write(device, 1, &whole, &run, mark), CG_OK);
+    f->mark_free(device, mark);
+    EXPECT_TRUE(engine.read() == with(elements));
+}
+
+TEST_F(LibraryTest, DecodesWhatTheCpuDecodes)
+{
+    for (const cg_level level : {CG_L0, CG_L1, CG_L2, CG_L3}) {
+        SCOPED_TRACE(level);
+        Bytes chunk, decoded;
+        ASSERT_EQ(encode(profile.get(), header, tokens, elements, level, &chunk, 1,
+                         level == CG_L0 ? CG_L0 : CG_L3),
+                  CG_OK);
+        ASSERT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+        engine.write(piece);
+        cg_device_mark *mark;
+        ASSERT_EQ(f->mark(device, after(), &mark), CG_OK);
+        size_t room;
+        void *memory = f->slot_memory(device, 0, &room);
+        ASSERT_GE(room, chunk.size());
+        memcpy(memory, chunk.data(), chunk.size());
+        EXPECT_EQ(f->decode(device, 0, chunk.size(), &run, mark), CG_OK);
+        f->mark_free(device, mark);
+        EXPECT_TRUE(engine.read() == with(decoded));
+    }
+}
+
+// The encoder checks each projection, and counts those that are wrong.
+TEST_F(LibraryTest, ProjectsAndCodesForAnEncoder)
+{
+    cg_projector *projector = f->take_projector(device);
+    ASSERT_NE(projector, nullptr);
+    EXPECT_EQ(f->take_projector(device), nullptr) << "there is one";
+    Bytes chunk, decoded;
+    EXPECT_EQ(encode_scaled(profile.get(), header, tokens, elements, draw_scales(N_TOKENS, 1),
+                            CG_L1, &chunk, CG_L3, projector),
+              CG_OK);
+    EXPECT_EQ(projector->n_failed, 0u);
+    EXPECT_GT(projector->n_coded, 0u);
+    f->return_projector(device, projector);
+    EXPECT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
+}
+
+} // namespace
