@@ -2,9 +2,10 @@
  * others in their place on machines without a GPU.
  *
  * Names, arguments and results are those of the CUDA runtime, without its prefix; results are
- * cudaError_t, 0 is success. Streams have the lowest priority, and do not synchronize with the
- * default stream. Events let a waiting thread sleep, and keep no time. Pinned memory is host memory
- * that a GPU can reach.
+ * cudaError_t, 0 is success. Streams have the lowest priority. That is 0, which the default stream
+ * and most streams of engines have, too: a GPU prefers neither them nor ours. They do not
+ * synchronize with the default stream. Events let a waiting thread sleep, and keep no time. Pinned
+ * memory is host memory that a GPU can reach.
  *
  * Threads: the table is constant; its functions may be called by any thread.
  */

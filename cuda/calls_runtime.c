@@ -41,7 +41,7 @@ static int host_free(void *host)
 }
 static int stream_create(cg_cuda_stream *out)
 {
-    int lowest, highest;
+    int lowest, highest; /* lowest: 0, a default stream's */
     const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     return (int)(error != cudaSuccess
                      ? error

@@ -10,10 +10,11 @@
 // one geometry, only decoding is measured, at each level that the chunks hold. Of each figure: the
 // median, least and most of the repetitions; baseline and candidate in turn. "Beside" a product
 // chunks are decoded as fast as can be; "beside 1 GB/s" as many bytes of chunks as that is, for
-// each of some products in a row. From pinned memory each chunk and its plan are copied first. "One
-// by one" is a batch a chunk, on many streams; batches of more are on as many streams as a
-// connector has batches. Exit status: 1 also where a chunk was not decoded; its "status" says why
-// (codec/status.h), and the figures go on.
+// each of some products in a row. The product has the greatest priority of streams, and once more
+// priority 0, which a connector's streams have, and an engine's unless it asks for another. From
+// pinned memory each chunk and its plan are copied first. "One by one" is a batch a chunk, on many
+// streams; batches of more are on as many streams as a connector has batches. Exit status: 1 also
+// where a chunk was not decoded; its "status" says why (codec/status.h), and the figures go on.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
 #include "device.h"
@@ -64,11 +65,13 @@ class Product
   public:
 #ifdef CG_HAS_CUBLAS
     static const bool IS_THERE = true;
-    Product()
+    explicit Product(bool is_preferred)
     {
         int least, greatest;
         require(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
-        require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "stream");
+        require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                             is_preferred ? greatest : 0),
+                "stream");
         if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS ||
             cublasSetStream(cublas, stream) != CUBLAS_STATUS_SUCCESS)
             throw std::runtime_error("cublas");
@@ -94,11 +97,18 @@ class Product
     cublasHandle_t cublas;
 #else
     static const bool IS_THERE = false;
+    explicit Product(bool)
+    {
+    }
     void multiply() const
     {
     }
     cudaStream_t stream = nullptr;
 #endif
+};
+
+struct Products {
+    const Product preferred{true}, equal{false};
 };
 
 void print_spread(const char *name, std::vector<double> values, const char *end)
@@ -235,6 +245,30 @@ void multiply_beside(const Product &product, double n_chunks, const std::vector<
     }
 }
 
+// How long products take beside decoding, as a multiple of their time alone.
+struct Beside {
+    double flat_out, paced;
+};
+
+Beside decode_beside(const Product &product, double n_chunks, const std::vector<Loaded> &chunks,
+                     const std::vector<cudaStream_t> &streams, cudaEvent_t event, double alone,
+                     Timer *timer)
+{
+    Beside out = {};
+    out.flat_out = timer->seconds(product.stream, [&] {
+        product.multiply();
+        for_all(chunks, streams, event, decode);
+    }) / alone;
+    require(cudaDeviceSynchronize(), "kernels");
+    const double row = timer->seconds(product.stream,
+                                      [&] { multiply_beside(product, 0, chunks, streams, event); });
+    out.paced = timer->seconds(product.stream, [&] {
+        multiply_beside(product, n_chunks, chunks, streams, event);
+    }) / row;
+    require(cudaDeviceSynchronize(), "kernels");
+    return out;
+}
+
 struct Case {
     const char *name;
     bool is_paper;
@@ -288,7 +322,7 @@ uint32_t status_of(const std::vector<Loaded> &chunks)
 }
 
 // False: a chunk was not decoded.
-bool measure(const Subject &subject, const Product &product,
+bool measure(const Subject &subject, const Products &products,
              const std::vector<cudaStream_t> &streams, bool is_last)
 {
     std::vector<Loaded> chunks;
@@ -313,7 +347,8 @@ bool measure(const Subject &subject, const Product &product,
     require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
     const std::vector<cudaStream_t> few(streams.begin(), streams.begin() + N_BATCH_STREAMS);
     std::vector<std::vector<double>> batch_us(std::size(BATCHES)), batches(std::size(BATCHES));
-    std::vector<double> one, many, memcpys, alone, beside, paced, uploads, pinned;
+    std::vector<double> one, many, memcpys, alone, uploads, pinned;
+    std::vector<double> beside, paced, equal_beside, equal_paced;
     std::vector<std::vector<double>> passes(chunks[0].planned.n_passes);
     for (int i = 0; i < REPETITIONS + 3; i++) { /* the first three warm up */
         const double t_one = timer.seconds(streams[0], [&] { decode(chunks[0], streams[0]); });
@@ -340,21 +375,16 @@ bool measure(const Subject &subject, const Product &product,
                                     cudaMemcpyDeviceToDevice, streams[0]),
                     "copy");
         });
-        double t_alone = 0, t_beside = 0, t_paced = 0;
+        double t_alone = 0;
+        Beside preferred = {}, equal = {};
         if (Product::IS_THERE) {
+            const Product &product = products.preferred;
             t_alone = timer.seconds(product.stream, [&] { product.multiply(); });
-            t_beside = timer.seconds(product.stream, [&] {
-                product.multiply();
-                for_all(chunks, streams, event, decode);
-            });
-            require(cudaDeviceSynchronize(), "kernels");
             const double n_chunks =
                 1e9 * t_alone / (coded_bytes / static_cast<double>(chunks.size()));
-            const double t_row = timer.seconds(
-                product.stream, [&] { multiply_beside(product, 0, chunks, streams, event); });
-            t_paced = timer.seconds(product.stream, [&] {
-                multiply_beside(product, n_chunks, chunks, streams, event);
-            }) / t_row;
+            preferred = decode_beside(product, n_chunks, chunks, streams, event, t_alone, &timer);
+            equal =
+                decode_beside(products.equal, n_chunks, chunks, streams, event, t_alone, &timer);
         }
         require(cudaDeviceSynchronize(), "kernels");
         if (i < 3)
@@ -367,8 +397,10 @@ bool measure(const Subject &subject, const Product &product,
         }
         memcpys.push_back(out_bytes / t_copy * 1e-9);
         alone.push_back(t_alone * 1e3);
-        beside.push_back(t_beside / t_alone);
-        paced.push_back(t_paced);
+        beside.push_back(preferred.flat_out);
+        paced.push_back(preferred.paced);
+        equal_beside.push_back(equal.flat_out);
+        equal_paced.push_back(equal.paced);
         uploads.push_back(coded_bytes / t_uploads * 1e-9);
         pinned.push_back(all_bytes / t_pinned * 1e-9);
         for (uint32_t k = 0; k < chunks[0].planned.n_passes; k++) {
@@ -407,7 +439,9 @@ bool measure(const Subject &subject, const Product &product,
     if (Product::IS_THERE) {
         print_spread("matrix_product_8192_ms", alone, ",");
         print_spread("matrix_product_beside_decoding_over_alone", beside, ",");
-        print_spread("matrix_products_beside_1_GBps_over_alone", paced, "");
+        print_spread("matrix_products_beside_1_GBps_over_alone", paced, ",");
+        print_spread("of_priority_0_matrix_product_beside_decoding_over_alone", equal_beside, ",");
+        print_spread("of_priority_0_matrix_products_beside_1_GBps_over_alone", equal_paced, "");
     } else {
         printf("    \"matrix_product\": \"not run: built without cuBLAS\"\n");
     }
@@ -416,7 +450,7 @@ bool measure(const Subject &subject, const Product &product,
     return status == CG_OK;
 }
 
-bool measure_case(const Case &c, const Product &product, const std::vector<cudaStream_t> &streams)
+bool measure_case(const Case &c, const Products &products, const std::vector<cudaStream_t> &streams)
 {
     const ProfileSpec spec = spec_of(c);
     const Profile profile = make_profile(spec);
@@ -435,7 +469,7 @@ bool measure_case(const Case &c, const Product &product, const std::vector<cudaS
     if (status != CG_OK)
         throw std::runtime_error("encode");
     return measure({c.name, c.level != CG_L0 ? laid.profile : nullptr, &blob, {chunk}, c.n_chunks},
-                   product, streams, false);
+                   products, streams, false);
 }
 
 Bytes read_file(const std::string &path)
@@ -448,7 +482,7 @@ Bytes read_file(const std::string &path)
 }
 
 // The files of a profile and of chunks: each level that all chunks hold.
-bool measure_files(const std::vector<std::string> &paths, const Product &product,
+bool measure_files(const std::vector<std::string> &paths, const Products &products,
                    const std::vector<cudaStream_t> &streams)
 {
     const Bytes profile_bytes = read_file(paths[0]);
@@ -477,7 +511,7 @@ bool measure_files(const std::vector<std::string> &paths, const Product &product
     }
     bool is_decoded = true;
     for (size_t i = 0; i < subjects.size(); i++)
-        is_decoded &= measure(subjects[i], product, streams, i + 1 == subjects.size());
+        is_decoded &= measure(subjects[i], products, streams, i + 1 == subjects.size());
     return is_decoded;
 }
 
@@ -660,16 +694,16 @@ int main(int argc, char **argv)
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(N_STREAMS).c_str(), 1);
     try {
         require(cg_cuda_decode_prepare(), "prepare");
-        const Product product;
+        const Products products;
         std::vector<cudaStream_t> streams(N_STREAMS);
-        for (cudaStream_t &stream : streams) /* of the lowest priority, as a connector's are */
+        for (cudaStream_t &stream : streams) /* of the default priority, as a connector's are */
             require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), "stream");
         setvbuf(stdout, nullptr, _IOLBF, 0); /* what is measured stays when this is stopped */
         printf("[\n");
-        bool is_decoded = paths.size() <= 1 || measure_files(paths, product, streams);
+        bool is_decoded = paths.size() <= 1 || measure_files(paths, products, streams);
         const size_t n = paths.size() > 1 ? 0 : is_quick ? 1 : cases.size();
         for (size_t i = 0; i < n; i++)
-            is_decoded &= measure_case(cases[i], product, streams);
+            is_decoded &= measure_case(cases[i], products, streams);
         const size_t n_projected = paths.size() > 1 ? 0 : is_quick ? 1 : projected.size();
         for (size_t i = 0; i < n_projected; i++)
             measure_projection(projected[i], streams[0], i + 1 == n_projected);
