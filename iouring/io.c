@@ -130,31 +130,17 @@ static cg_status new_op(cg_io *io, cg_io_op_kind kind, int dir_fd, const char *p
     return status;
 }
 
-cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
-                     uint64_t max_bytes, cg_io_cache cache, uint64_t user)
-{
-    cg_io_op *op;
-    const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, &op);
-    if (status != CG_OK)
-        return status;
-    op->expected_bytes = expected_bytes;
-    op->max_bytes = max_bytes;
-    op->direct = cache == CG_IO_DIRECT;
-    return submit(io, op);
-}
-
 static cg_status new_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
                            uint64_t n_bytes, uint64_t user, cg_io_op **op_out)
 {
-    /* The end of a range must be an off_t, which is signed. */
-    if (n_bytes == 0 || n_bytes > INT64_MAX || offset % CG_IO_PAGE_BYTES != 0 ||
+    /* The end of a range must be an off_t, which is signed, and its bytes fit in memory. */
+    if (n_bytes == 0 || n_bytes > PTRDIFF_MAX || offset % CG_IO_PAGE_BYTES != 0 ||
         offset > INT64_MAX - n_bytes)
         return CG_ERR_INVALID_ARGUMENT;
     const cg_status status = new_op(io, CG_IO_OP_READ, dir_fd, path, user, op_out);
     if (status == CG_OK) {
-        (*op_out)->max_bytes = n_bytes;
-        (*op_out)->start_only = true;
         (*op_out)->offset = offset;
+        (*op_out)->range_bytes = (size_t)n_bytes;
     }
     return status;
 }
@@ -166,7 +152,6 @@ cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t off
     const cg_status status = new_range(io, dir_fd, path, offset, n_bytes, user, &op);
     if (status != CG_OK)
         return status;
-    op->expected_bytes = n_bytes;
     op->direct = cache == CG_IO_DIRECT;
     return submit(io, op);
 }
@@ -178,6 +163,7 @@ cg_status cg_io_read_open(cg_io *io, int dir_fd, const char *path, uint64_t offs
     const cg_status status = new_range(io, dir_fd, path, offset, n_bytes, user, &op);
     if (status != CG_OK)
         return status;
+    op->looks_first = true;
     op->keeps_open = true;
     return submit(io, op);
 }

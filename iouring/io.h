@@ -8,11 +8,11 @@
  * with CG_ERR_TIMED_OUT. Its memory stays with the kernel until the kernel lets go of it, so there
  * may be only max_abandoned of them.
  *
- * Why whole files in one call: the store is often a network away, and each system call on it may be
- * a round trip. With io_uring a read is one chain (open, read, close) that the kernel works off
- * alone, and many are under way without a thread each. Only what may wait, or copies 64 KiB and
- * more out of the page cache, is done by the kernel's workers, side by side. They are threads of
- * this process, of which a container may allow only so many, and at most one for each operation.
+ * Why a read opens and closes its file: the store is often a network away, and each system call on
+ * it may be a round trip. With io_uring the three are one chain that the kernel works off alone,
+ * and many are under way without a thread each. Only what may wait, or copies 64 KiB and more out
+ * of the page cache, is done by the kernel's workers, side by side. They are threads of this
+ * process, of which a container may allow only so many, and at most one for each operation.
  * Threads: a queue belongs to one thread, which makes all calls on it. Only cg_io_wake() may come
  * from others.
  */
@@ -51,7 +51,7 @@ typedef struct cg_io_config {
 /* A buffer filled by a read. data is page-aligned and the caller's until cg_io_buffer_release(). */
 typedef struct cg_io_buffer {
     uint8_t *data;
-    size_t n_bytes; /* bytes of the file, or of its start */
+    size_t n_bytes; /* as many as were asked for */
     size_t capacity_bytes;
 } cg_io_buffer;
 
@@ -82,11 +82,6 @@ cg_io_backend cg_io_backend_in_use(const cg_io *io);
  * symbolic link in its last component is not followed. What is no regular file completes with
  * CG_ERR_INVALID_ARGUMENT (error: EISDIR, ELOOP, EINVAL). */
 
-/* Reads a whole file of at most max_bytes; a larger one completes with CG_ERR_BUFFER_TOO_SMALL.
- * expected_bytes > 0 is the size, when the caller has looked it up before: it spares another
- * look. A file of another size is read whole all the same. */
-cg_status cg_io_read(cg_io *io, int dir_fd, const char *path, uint64_t expected_bytes,
-                     uint64_t max_bytes, cg_io_cache cache, uint64_t user);
 /* Reads exactly n_bytes of a file, from offset on, and tells the kernel not to read ahead: over
  * sshfs read-ahead would move twice the bytes. It completes with CG_ERR_TRUNCATED when there are
  * fewer. The file's type is not checked first, so a device that can give so many bytes passes for a

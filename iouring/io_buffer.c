@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* The start of a file is a page. What is larger is a file, and files of a few pages share buffers.
- */
+/* What a look-up reads is a page. What is larger is of chunks, and ranges of a few pages share
+ * buffers. */
 enum { SMALLEST_BYTES = 64 << 10 };
 
 struct cg_io_pool {

@@ -2,7 +2,7 @@
  *
  * A buffer may outlive the queue that it came from, so the pool is counted: it is freed with its
  * last reference. Capacities are a page, or rounded up, in four steps to each doubling, so that
- * files of about one size share buffers. Forked children do not inherit buffers (MADV_DONTFORK): a
+ * ranges of about one size share buffers. Forked children do not inherit buffers (MADV_DONTFORK): a
  * fork would otherwise copy every page that the kernel has pinned. Threads: any thread may get and
  * release. `evict` is called by the thread that gets.
  */
@@ -36,7 +36,8 @@ void cg_io_pool_close(cg_io_pool *pool);
 /* Another owner: until it drops the pool, the pool is not freed. It may be closed meanwhile. */
 void cg_io_pool_hold(cg_io_pool *pool);
 void cg_io_pool_drop(cg_io_pool *pool);
-/* NULL: no memory. n_bytes of the buffer is 0. Contents are undefined. */
+/* A buffer of at least so many bytes, in whole pages, as O_DIRECT wants. NULL: no memory. n_bytes
+ * of the buffer is 0. Contents are undefined. */
 cg_io_pool_buffer *cg_io_pool_get(cg_io_pool *pool, size_t capacity_bytes);
 /* Gives the memory of a buffer back to the system without keeping it. */
 void cg_io_pool_discard(cg_io_pool_buffer *buffer);

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 
 enum {
-    CG_IO_MAX_RETRIES = 64,       /* of EINTR, EAGAIN, and of files that change under the reader */
+    CG_IO_MAX_RETRIES = 64,       /* of EINTR, EAGAIN, and of temporary names that are taken */
     CG_IO_STEP_BYTES = 1 << 30,   /* Linux moves at most 0x7ffff000 bytes a call */
     CG_IO_TEMP_SUFFIX_BYTES = 32, /* what a temporary file's path is longer than the file's */
 };
@@ -59,10 +59,10 @@ typedef struct cg_io_op {
     bool abandoned; /* atomic, see cg_io_op_abandon(). It means: stop after the step that is under
                        way, clean up, report to nobody */
 
-    uint64_t expected_bytes, max_bytes; /* reads */
-    bool start_only;                    /* read max_bytes from offset on, and no more */
-    uint64_t offset;                    /* 0 unless start_only; on a page */
+    uint64_t offset; /* reads: of the range; on a page */
+    size_t range_bytes;
     bool direct;
+    bool looks_first;    /* at the file's type, before it is read */
     bool lacks_workers;  /* to copy with: the kernel has cancelled a read that waited for one */
     bool keeps_open;     /* the file is the caller's once it was read */
     cg_open_file *given; /* the caller's file: the op is a user of it until its end; else NULL */
@@ -83,8 +83,7 @@ typedef struct cg_io_op {
     cg_io_step step;
     int fd;
     struct statx statx;
-    bool size_is_known;  /* statx speaks of the open file */
-    uint64_t size_bytes; /* to read: the file, of known or expected size, or its start */
+    bool is_regular; /* the file to read, as a look has shown */
     size_t done_bytes;
     unsigned n_retries;
 

@@ -9,34 +9,22 @@
  * operation that was abandoned meanwhile. */
 enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
 
-cg_status cg_io_read_check_regular(cg_io_op *op, const struct statx *statx)
+/* Whether op->statx is of a regular file. Else status and error of op say what it is. */
+static bool check_regular(cg_io_op *op)
 {
-    if (S_ISREG(statx->stx_mode))
-        return CG_OK;
+    const unsigned mode = op->statx.stx_mode;
+    if (S_ISREG(mode))
+        return true;
     op->status = CG_ERR_INVALID_ARGUMENT;
-    op->error = S_ISDIR(statx->stx_mode) ? EISDIR : S_ISLNK(statx->stx_mode) ? ELOOP : EINVAL;
-    return op->status;
+    op->error = S_ISDIR(mode) ? EISDIR : S_ISLNK(mode) ? ELOOP : EINVAL;
+    return false;
 }
 
-bool cg_io_read_reserve(cg_io_op *op, uint64_t file_bytes)
+bool cg_io_read_reserve(cg_io_op *op)
 {
-    if (file_bytes > op->max_bytes) {
-        op->status = CG_ERR_BUFFER_TOO_SMALL;
-        return false;
-    }
-    /* Or rounding up to pages could overflow below. */
-    if (file_bytes > SIZE_MAX / 2) {
-        op->status = CG_ERR_NO_MEMORY;
-        return false;
-    }
-    /* Whole pages, for O_DIRECT, and always at least one byte more than the file has. */
-    const size_t need = ((size_t)file_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES;
-    op->size_bytes = file_bytes;
-    if (op->buffer != NULL && op->buffer->buffer.capacity_bytes >= need)
-        return true;
-    if (op->buffer != NULL)
-        cg_io_buffer_release(&op->buffer->buffer);
-    op->buffer = cg_io_pool_get(op->pool, need);
+    /* One byte more: a page, too, is read into a buffer that is registered. */
+    if (op->buffer == NULL)
+        op->buffer = cg_io_pool_get(op->pool, op->range_bytes + 1);
     if (op->buffer == NULL)
         op->status = CG_ERR_NO_MEMORY;
     return op->buffer != NULL;
@@ -86,9 +74,7 @@ static void read_next(cg_io_op *op)
     /* O_DIRECT wants aligned offsets: after an odd end its last block is read again. */
     const size_t offset =
         op->direct ? op->done_bytes / CG_IO_PAGE_BYTES * CG_IO_PAGE_BYTES : op->done_bytes;
-    const size_t end =
-        op->start_only ? cg_io_read_start_end(op) : op->buffer->buffer.capacity_bytes;
-    const size_t left_bytes = end - offset;
+    const size_t left_bytes = cg_io_read_end(op) - offset;
     op->state = READ_DATA;
     op->step = (cg_io_step){
         .kind = CG_IO_STEP_READ,
@@ -99,11 +85,11 @@ static void read_next(cg_io_op *op)
     };
 }
 
-static void read_contents(cg_io_op *op, uint64_t file_bytes)
+static void read_contents(cg_io_op *op)
 {
     /* Also when a file is read anew: nothing that was read of it before counts. */
     op->done_bytes = 0;
-    if (cg_io_read_reserve(op, file_bytes))
+    if (cg_io_read_reserve(op))
         read_next(op);
     else
         read_close(op, READ_CLOSE);
@@ -133,13 +119,12 @@ static void read_opened(cg_io_op *op, int result)
     /* Off again before reading: io_uring takes a non-blocking file as one that never blocks, and
      * reads inline. */
     fcntl(op->fd, F_SETFL, op->direct ? O_DIRECT : 0);
-    if (op->start_only)
-        posix_fadvise(op->fd, 0, 0, POSIX_FADV_RANDOM);
-    /* After a look the known size is the truth, and the expected one was wrong. */
-    if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes && !op->size_is_known)
-        read_contents(op, op->expected_bytes);
-    else
+    posix_fadvise(op->fd, 0, 0, POSIX_FADV_RANDOM);
+    /* What was looked at before may be another file, now that it is opened again. */
+    if (op->looks_first || op->is_regular)
         read_stat(op);
+    else
+        read_contents(op);
 }
 
 static void read_statted(cg_io_op *op, int result)
@@ -148,39 +133,19 @@ static void read_statted(cg_io_op *op, int result)
         read_failed(op, -result);
         return;
     }
-    if (cg_io_read_check_regular(op, &op->statx) != CG_OK) {
+    if (!check_regular(op)) {
         read_close(op, READ_CLOSE);
         return;
     }
-    op->size_is_known = true;
-    read_contents(op, op->start_only ? op->max_bytes : op->statx.stx_size);
+    op->is_regular = true;
+    read_contents(op);
 }
 
 static void read_complete(cg_io_op *op)
 {
-    /* The file has grown since it was looked at, and the buffer had room for more than
-     * max_bytes. */
-    if (op->done_bytes > op->max_bytes)
-        op->status = CG_ERR_BUFFER_TOO_SMALL;
-    op->file_bytes = op->done_bytes;
-    op->buffer->buffer.n_bytes = op->done_bytes;
+    op->file_bytes = op->range_bytes;
+    op->buffer->buffer.n_bytes = op->range_bytes;
     read_close(op, READ_CLOSE);
-}
-
-/* done_bytes of a start, or of another range, have been read. */
-static void read_start_data(cg_io_op *op, bool at_end)
-{
-    if (op->done_bytes >= op->size_bytes) {
-        op->done_bytes = (size_t)op->size_bytes;
-        read_complete(op);
-    } else if (!at_end) {
-        read_next(op);
-    } else if (!op->size_is_known) {
-        read_stat(op); /* no regular file, perhaps: that is the better answer */
-    } else {
-        op->status = CG_ERR_TRUNCATED;
-        read_close(op, READ_CLOSE);
-    }
 }
 
 static void read_data(cg_io_op *op, int result)
@@ -195,38 +160,21 @@ static void read_data(cg_io_op *op, int result)
             read_failed(op, -result);
         return; /* the same step again */
     }
-    if (result < 0) {
-        if (op->size_is_known)
-            read_failed(op, -result);
-        else
-            read_stat(op); /* no regular file, perhaps: that is the better answer */
-        return;
-    }
     /* The step may have begun before done_bytes (O_DIRECT): only what goes beyond is new. */
-    const size_t end = (size_t)(op->step.offset - op->offset) + (size_t)result;
-    const bool at_end = result == 0 || end <= op->done_bytes;
-    if (end > op->done_bytes)
+    const size_t end = result < 0 ? 0 : (size_t)(op->step.offset - op->offset) + (size_t)result;
+    if (end > op->done_bytes) {
         op->done_bytes = end;
-    if (op->start_only) {
-        read_start_data(op, at_end);
-        return;
-    }
-    /* The buffer has room for more than size_bytes: exactly that many is a whole file, unless the
-     * size is only expected and this read just happened to stop there. */
-    const bool all_there = op->done_bytes == op->size_bytes;
-    if ((all_there && op->size_is_known) || (at_end && (all_there || op->size_is_known))) {
-        read_complete(op);
-    } else if (all_there) {
-        read_next(op); /* confirms the end */
-    } else if (!op->size_is_known || op->done_bytes == op->buffer->buffer.capacity_bytes) {
-        /* Not the file that was expected, or one that grows: look at it, and read it from its
-         * start. */
-        if (++op->n_retries > CG_IO_MAX_RETRIES)
-            read_failed(op, EBUSY);
+        if (end < op->range_bytes)
+            read_next(op);
         else
-            read_stat(op);
+            read_complete(op);
+    } else if (!op->is_regular) {
+        read_stat(op); /* no regular file, perhaps: that is the better answer */
+    } else if (result < 0) {
+        read_failed(op, -result);
     } else {
-        read_next(op);
+        op->status = CG_ERR_TRUNCATED;
+        read_close(op, READ_CLOSE);
     }
 }
 
@@ -236,8 +184,8 @@ void cg_io_read_begin(cg_io_op *op)
         read_open(op);
         return;
     }
-    op->size_is_known = true; /* of what was looked at when it was opened */
-    read_contents(op, op->max_bytes);
+    op->is_regular = true; /* it was looked at when it was opened */
+    read_contents(op);
 }
 
 void cg_io_close_begin(cg_io_op *op)
@@ -280,7 +228,7 @@ void cg_io_stat_advance(cg_io_op *op, int result)
 {
     if (result < 0)
         cg_io_op_record_error(op, -result);
-    else if (cg_io_read_check_regular(op, &op->statx) == CG_OK)
+    else if (check_regular(op))
         op->file_bytes = op->statx.stx_size;
     cg_io_op_finish(op);
 }

@@ -29,7 +29,7 @@ static void end_flight(cg_io *io, cg_io_flight *f)
     cg_io_op *op = f->op;
     f->op = NULL;
     u->n_used--;
-    /* Steps set the time when they finish. A chain or a look has no last step. */
+    /* Steps set the time when they finish. A chain has no last step. */
     if (op->completed_ns == 0)
         op->completed_ns = cg_io_now_ns();
     if (!cg_io_op_is_abandoned(op)) {
@@ -50,7 +50,7 @@ static void next_step(cg_io *io, cg_io_flight *f)
     if (f->op->step.kind == CG_IO_STEP_DONE)
         end_flight(io, f);
     else
-        cg_io_flight_push_step(io->backend, f, &f->op->step);
+        cg_io_flight_push_step(io->backend, f);
 }
 
 static void start_steps(cg_io *io, cg_io_flight *f)
@@ -58,33 +58,9 @@ static void start_steps(cg_io *io, cg_io_flight *f)
     f->mode = CG_IO_MODE_STEPS;
     /* So that the steps look before they read: pread() refuses a FIFO, but io_uring waits for its
      * writer. */
-    f->op->expected_bytes = 0;
+    f->op->looks_first = true;
     cg_io_op_start(f->op);
     next_step(io, f);
-}
-
-static void start_chain(cg_io *io, cg_io_flight *f, uint64_t file_bytes)
-{
-    if (file_bytes > MAX_CHAIN_BYTES)
-        start_steps(io, f);
-    else if (cg_io_read_reserve(f->op, file_bytes))
-        cg_io_flight_push_chain(io->backend, f);
-    else
-        end_flight(io, f);
-}
-
-static void looked(cg_io *io, cg_io_flight *f, int result)
-{
-    if (cg_io_op_is_abandoned(f->op)) {
-        end_flight(io, f);
-    } else if (result < 0) {
-        cg_io_op_record_error(f->op, -result);
-        end_flight(io, f);
-    } else if (cg_io_read_check_regular(f->op, &f->op->statx) != CG_OK) {
-        end_flight(io, f);
-    } else {
-        start_chain(io, f, f->op->statx.stx_size);
-    }
 }
 
 static bool is_transient(int result)
@@ -118,16 +94,12 @@ static void chain_landed(cg_io *io, cg_io_flight *f)
     } else if (result < 0) {
         cg_io_op_record_error(op, -result);
         end_flight(io, f);
-    } else if ((uint64_t)result == op->size_bytes ||
-               (op->start_only && (uint64_t)result > op->size_bytes)) {
-        /* As many bytes as were wanted. Of a whole file more were asked for, so it ends here; or it
-         * has grown since, and the read fell short at just this place. No known file system does
-         * that to a regular file, and a second read would cost a round trip on a network. */
-        op->file_bytes = op->size_bytes;
-        op->buffer->buffer.n_bytes = (size_t)op->size_bytes;
+    } else if ((size_t)result >= op->range_bytes) {
+        op->file_bytes = op->range_bytes;
+        op->buffer->buffer.n_bytes = op->range_bytes;
         end_flight(io, f);
     } else {
-        start_steps(io, f); /* another size than expected, or a short read */
+        start_steps(io, f); /* a short read, or a short file */
     }
 }
 
@@ -169,7 +141,6 @@ static void landed(cg_io *io, uint64_t data, int result)
         cg_io_op_advance(f->op, result == -ECANCELED ? -EINTR : result);
         next_step(io, f);
         break;
-    case CG_IO_MODE_LOOK: looked(io, f, result); break;
     case CG_IO_MODE_CHAIN: chain_landed(io, f); break;
     }
 }
@@ -183,14 +154,12 @@ static void push_stalled(cg_io *io)
             continue;
         f->is_stalled = false;
         u->n_stalled--;
-        if (cg_io_op_is_abandoned(f->op) && f->mode != CG_IO_MODE_STEPS)
+        if (f->mode == CG_IO_MODE_STEPS)
+            cg_io_flight_push_step(u, f);
+        else if (cg_io_op_is_abandoned(f->op))
             end_flight(io, f);
-        else if (f->mode == CG_IO_MODE_CHAIN)
-            cg_io_flight_push_chain(u, f);
-        else if (f->mode == CG_IO_MODE_LOOK)
-            cg_io_flight_push_look(u, f);
         else
-            cg_io_flight_push_step(u, f, &f->op->step);
+            cg_io_flight_push_chain(u, f);
         if (f->is_stalled)
             break; /* still no room */
     }
@@ -223,12 +192,13 @@ static cg_status uring_submit(cg_io *io, cg_io_op *op)
     *f = (cg_io_flight){.op = op};
     u->n_used++;
     /* A chain ends with a close, so it is no way for a file that stays open. */
-    if (op->kind != CG_IO_OP_READ || op->keeps_open || !u->ring.has_chains)
+    if (op->kind != CG_IO_OP_READ || op->keeps_open || !u->ring.has_chains ||
+        op->range_bytes > MAX_CHAIN_BYTES)
         start_steps(io, f);
-    else if (op->expected_bytes > 0 && op->expected_bytes <= op->max_bytes)
-        start_chain(io, f, op->expected_bytes);
+    else if (cg_io_read_reserve(op))
+        cg_io_flight_push_chain(u, f);
     else
-        cg_io_flight_push_look(u, f);
+        end_flight(io, f);
     cg_io_uring_flush(u);
     return CG_OK;
 }

@@ -50,8 +50,9 @@ static bool copies_much(const cg_io_op *op, uint64_t n_bytes)
     return !op->direct && !op->lacks_workers && n_bytes >= 64 << 10;
 }
 
-static void prepare_step(struct io_uring_sqe *sqe, const cg_io_op *op, const cg_io_step *s)
+static void prepare_step(struct io_uring_sqe *sqe, const cg_io_op *op)
 {
+    const cg_io_step *s = &op->step;
     switch (s->kind) {
     case CG_IO_STEP_OPEN: io_uring_prep_openat(sqe, s->fd, s->path, s->flags, 0600); break;
     case CG_IO_STEP_STATX:
@@ -80,27 +81,16 @@ static void prepare_step(struct io_uring_sqe *sqe, const cg_io_op *op, const cg_
         sqe->flags |= IOSQE_ASYNC;
 }
 
-void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f, const cg_io_step *step)
+void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f)
 {
     struct io_uring_sqe *sqe;
     if (!has_room(u, 1) || (sqe = io_uring_get_sqe(&u->ring.ring)) == NULL) {
         stall(u, f);
         return;
     }
-    prepare_step(sqe, f->op, step);
+    prepare_step(sqe, f->op);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_STEP));
     f->n_pending = 1;
-}
-
-void cg_io_flight_push_look(cg_io_uring *u, cg_io_flight *f)
-{
-    const cg_io_step step = {.kind = CG_IO_STEP_STATX,
-                             .fd = f->op->dir_fd,
-                             .path = f->op->path,
-                             .flags = AT_SYMLINK_NOFOLLOW,
-                             .statx = &f->op->statx};
-    f->mode = CG_IO_MODE_LOOK;
-    cg_io_flight_push_step(u, f, &step);
 }
 
 /* Whether an open below dir_fd cannot ask anyone but the local kernel. RESOLVE_NO_XDEV then keeps
@@ -141,21 +131,16 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
     sqe->flags |= IOSQE_IO_LINK | (local ? 0 : IOSQE_ASYNC);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_OPEN));
 
-    if (op->start_only)
-        push_advice(u, f, local);
+    push_advice(u, f, local);
 
-    /* One byte more than the file has, or it could have grown unnoticed. */
-    const unsigned n_bytes =
-        op->start_only ? (unsigned)cg_io_read_start_end(op)
-                       : (unsigned)((op->size_bytes / CG_IO_PAGE_BYTES + 1) * CG_IO_PAGE_BYTES);
+    const unsigned n_bytes = (unsigned)cg_io_read_end(op);
     sqe = io_uring_get_sqe(&u->ring.ring);
     if (op->buffer->slot != CG_IO_NO_SLOT)
         io_uring_prep_read_fixed(sqe, (int)slot, op->buffer->buffer.data, n_bytes, op->offset,
                                  op->buffer->slot);
     else
         io_uring_prep_read(sqe, (int)slot, op->buffer->buffer.data, n_bytes, op->offset);
-    /* Hard: the read is nearly always short of n_bytes, which would break a plain link and leave
-     * the file open. */
+    /* Hard: a read that falls short would break a plain link and leave the file open. */
     /* Async: O_NONBLOCK makes io_uring believe that the file never blocks, which FUSE and NFS do
      * all the same. */
     sqe->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK |
@@ -165,7 +150,7 @@ void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f)
     sqe = io_uring_get_sqe(&u->ring.ring);
     io_uring_prep_close_direct(sqe, slot);
     io_uring_sqe_set_data64(sqe, user_data(u, f, CG_IO_TAG_CLOSE));
-    f->n_pending = op->start_only ? 4 : 3;
+    f->n_pending = 4;
 }
 
 static void cancel_entry(cg_io_uring *u, const cg_io_flight *f, unsigned tag)

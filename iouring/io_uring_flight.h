@@ -1,10 +1,9 @@
 /* iouring/io_uring_flight.h - what an operation puts into the ring. Internal to iouring.
  *
- * An operation on io_uring is a flight. A read of known size, or of a part of a file, flies as one
- * chain of entries: openat2 into a fixed file slot, for a part the advice not to read ahead, read
- * into a registered buffer, close. If the chain meets anything unusual (another size, a short read,
- * no O_DIRECT), the steps of iouring/io_steps.h do the rest. Stats and writes are steps from the
- * start: one entry at a time.
+ * An operation on io_uring is a flight. A read flies as one chain of entries: openat2 into a fixed
+ * file slot, the advice not to read ahead, read into a registered buffer, close. If the chain meets
+ * anything unusual (a short read, say), the steps of iouring/io_steps.h do the rest. Stats, writes
+ * and reads of files that stay open are steps from the start: one entry at a time.
  *
  * An entry names its flight by index. A flight is reused only when nothing of it is in the kernel,
  * so a late completion can never be taken for another operation's.
@@ -29,7 +28,6 @@ enum {
 
 typedef enum cg_io_flight_mode {
     CG_IO_MODE_STEPS, /* op->step is in the kernel */
-    CG_IO_MODE_LOOK,  /* a stat, which tells the size for a chain */
     CG_IO_MODE_CHAIN,
 } cg_io_flight_mode;
 
@@ -54,8 +52,7 @@ typedef struct cg_io_uring {
 
 /* Each puts entries into the submission queue; cg_io_uring_flush() hands them to the kernel. If the
  * queue has no room, the flight is stalled: push it again later. */
-void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f, const cg_io_step *step);
-void cg_io_flight_push_look(cg_io_uring *u, cg_io_flight *f);
+void cg_io_flight_push_step(cg_io_uring *u, cg_io_flight *f);
 /* op->buffer has room for what is to be read. */
 void cg_io_flight_push_chain(cg_io_uring *u, cg_io_flight *f);
 /* Asks the kernel to give up the flight's entries. Those that clean up (close, unlink) still

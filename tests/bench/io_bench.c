@@ -144,8 +144,8 @@ static void read_queued(const bench *b, const method *m)
     while (n_done < b->n_files) {
         for (; n_submitted < b->n_files; n_submitted++) {
             name_of(n_submitted, name);
-            const cg_status status = cg_io_read(m->io, b->dir_fd, name, b->file_bytes,
-                                                b->file_bytes, m->cache, n_submitted);
+            const cg_status status =
+                cg_io_read_range(m->io, b->dir_fd, name, 0, b->file_bytes, m->cache, n_submitted);
             if (status == CG_ERR_AGAIN)
                 break;
             if (status != CG_OK)

@@ -16,7 +16,6 @@ namespace cg_test
 {
 
 constexpr uint64_t SECOND_NS = 1000000000u;
-constexpr uint64_t NEVER_BYTES = 1ull << 40;
 
 inline std::vector<uint8_t> draw_bytes(size_t n, uint32_t seed)
 {
@@ -71,18 +70,9 @@ class IoFixture : public testing::TestWithParam<cg_io_backend>
         return completion;
     }
 
-    // What a read of path gives: its status, and in *bytes_out what the file holds.
-    cg_status read(const std::string &path, std::vector<uint8_t> *bytes_out,
-                   uint64_t expected_bytes = 0, uint64_t max_bytes = NEVER_BYTES,
+    // What a read of the first n_bytes of path gives: its status, and the bytes.
+    cg_status read(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t n_bytes,
                    cg_io_cache cache = CG_IO_CACHED)
-    {
-        EXPECT_EQ(cg_io_read(io, dir.fd, path.c_str(), expected_bytes, max_bytes, cache, 77),
-                  CG_OK);
-        return take_read(bytes_out);
-    }
-
-    cg_status read_start(const std::string &path, std::vector<uint8_t> *bytes_out, uint64_t n_bytes,
-                         cg_io_cache cache = CG_IO_CACHED)
     {
         EXPECT_EQ(cg_io_read_range(io, dir.fd, path.c_str(), 0, n_bytes, cache, 77), CG_OK);
         return take_read(bytes_out);

@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -27,7 +26,6 @@ namespace
 
 using cg_test::Buffer;
 using cg_test::draw_bytes;
-using cg_test::NEVER_BYTES;
 using cg_test::SECOND_NS;
 
 const size_t SIZES[] = {0, 1, 4095, 4096, 4097, (1 << 20) + 3};
@@ -46,52 +44,20 @@ class IoTest : public cg_test::IoFixture
 };
 CG_ON_BOTH_BACKENDS(IoTest);
 
-TEST_P(IoTest, ReadsWhatIsThereWhateverSizeIsExpected)
-{
-    for (size_t n : SIZES) {
-        const std::vector<uint8_t> bytes = draw_bytes(n, n);
-        dir.write("file", bytes);
-        for (size_t expected : {size_t{0}, n, n + 1, n / 2, n + 4096, size_t{1}})
-            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
-                SCOPED_TRACE(testing::Message()
-                             << "bytes=" << n << " expected=" << expected << " cache=" << cache);
-                std::vector<uint8_t> got;
-                ASSERT_EQ(read("file", &got, expected, NEVER_BYTES, cache), CG_OK);
-                ASSERT_EQ(got == bytes, true);
-            }
-    }
-}
-
-TEST_P(IoTest, ReadsFilesOfAtMostMaxBytes)
-{
-    for (size_t n : SIZES) {
-        if (n == 0)
-            continue;
-        dir.write("file", draw_bytes(n, n));
-        for (size_t expected : {size_t{0}, n, n - 1, n + 1}) {
-            SCOPED_TRACE(testing::Message() << "bytes=" << n << " expected=" << expected);
-            std::vector<uint8_t> got;
-            EXPECT_EQ(read("file", &got, expected, n - 1), CG_ERR_BUFFER_TOO_SMALL);
-            EXPECT_EQ(read("file", &got, expected, n), CG_OK);
-            EXPECT_EQ(got.size(), n);
-        }
-    }
-}
-
 TEST_P(IoTest, ReadsTheStartOfAFileAndNoMore)
 {
     for (size_t n : SIZES) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         dir.write("file", bytes);
         for (size_t wanted : {size_t{1}, size_t{160}, size_t{4095}, size_t{4096}, size_t{4097},
-                              n / 2 + 1, n, n + 1})
+                              n / 2 + 1, n, n + 1, n + 4096})
             for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
                 if (wanted == 0)
                     continue;
                 SCOPED_TRACE(testing::Message()
                              << "bytes=" << n << " wanted=" << wanted << " cache=" << cache);
                 std::vector<uint8_t> got;
-                ASSERT_EQ(read_start("file", &got, wanted, cache),
+                ASSERT_EQ(read("file", &got, wanted, cache),
                           wanted <= n ? CG_OK : CG_ERR_TRUNCATED);
                 if (wanted > n)
                     continue;
@@ -119,23 +85,19 @@ TEST_P(IoTest, RefusesWhatIsNoRegularFile)
         {"fifo", CG_ERR_INVALID_ARGUMENT, EINVAL},
     };
     for (const auto &c : cases) {
-        for (uint64_t expected : {0, 4})
-            for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
-                std::vector<uint8_t> got;
-                EXPECT_EQ(read(c.path, &got, expected, 1000, cache), c.want)
-                    << c.path << " expected=" << expected << " cache=" << cache;
-                EXPECT_EQ(last.error, c.error) << c.path << " expected=" << expected;
-                if (expected == 0)
-                    continue;
-                EXPECT_EQ(read_start(c.path, &got, expected, cache), c.want)
-                    << c.path << " cache=" << cache;
-                EXPECT_EQ(last.error, c.error) << c.path;
-            }
+        std::vector<uint8_t> got;
+        for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+            EXPECT_EQ(read(c.path, &got, 4, cache), c.want) << c.path << " cache=" << cache;
+            EXPECT_EQ(last.error, c.error) << c.path << " cache=" << cache;
+        }
+        ASSERT_EQ(cg_io_read_open(io, dir.fd, c.path, 0, 4, 77), CG_OK);
+        EXPECT_EQ(take_read(&got), c.want) << c.path << " to stay open";
+        EXPECT_EQ(last.error, c.error) << c.path << " to stay open";
         EXPECT_EQ(stat(c.path), c.want) << c.path;
         EXPECT_EQ(last.error, c.error) << c.path;
     }
     std::vector<uint8_t> got;
-    EXPECT_EQ(read("file", &got), CG_OK);
+    EXPECT_EQ(read("file", &got, 4), CG_OK);
 }
 
 TEST_P(IoTest, ReadsRangesAndNoMore)
@@ -252,27 +214,36 @@ TEST_P(IoTest, RefusesBadPathsAtOnce)
     EXPECT_EQ(cg_io_n_under_way(io), 0u);
 }
 
+TEST_P(IoTest, SaysWhenThereIsNoMemoryForARange)
+{
+    dir.write("file", std::string("text"));
+    for (const uint64_t n_bytes : {uint64_t{1} << 60, uint64_t{INT64_MAX}})
+        for (cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+            std::vector<uint8_t> got;
+            EXPECT_EQ(read("file", &got, n_bytes, cache), CG_ERR_NO_MEMORY) << n_bytes;
+        }
+}
+
 TEST_P(IoTest, KeepsManyReadsUnderWay)
 {
     constexpr unsigned N = 200, DEPTH = 8;
     restart({CG_IO_AUTO, DEPTH, 3, 0});
     std::map<uint64_t, std::vector<uint8_t>> files;
     for (unsigned i = 0; i < N; i++) {
-        files[i] = draw_bytes((i * 7919) % 100000, i);
+        files[i] = draw_bytes((i * 7919) % 100000 + 1, i);
         dir.write(std::to_string(i), files[i]);
     }
     unsigned submitted = 0, done = 0;
     std::set<uint64_t> seen;
     while (done < N) {
         while (submitted < N) {
+            const std::string path = std::to_string(submitted);
+            const size_t n_bytes = files[submitted].size();
             const cg_status status =
-                submitted % 5 == 4
-                    ? cg_io_read_range(io, dir.fd, std::to_string(submitted).c_str(), 0,
-                                       files[submitted].size(),
-                                       submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted)
-                    : cg_io_read(io, dir.fd, std::to_string(submitted).c_str(),
-                                 submitted % 3 == 0 ? 0 : files[submitted].size(), NEVER_BYTES,
-                                 submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
+                submitted % 3 == 0
+                    ? cg_io_read_open(io, dir.fd, path.c_str(), 0, n_bytes, submitted)
+                    : cg_io_read_range(io, dir.fd, path.c_str(), 0, n_bytes,
+                                       submitted % 2 == 0 ? CG_IO_DIRECT : CG_IO_CACHED, submitted);
             if (status == CG_ERR_AGAIN)
                 break;
             ASSERT_EQ(status, CG_OK);
@@ -290,40 +261,12 @@ TEST_P(IoTest, KeepsManyReadsUnderWay)
             const std::vector<uint8_t> &want = files[completions[i].user];
             ASSERT_EQ(buffer->n_bytes, want.size());
             EXPECT_TRUE(std::equal(want.begin(), want.end(), buffer->data)) << completions[i].user;
+            EXPECT_EQ(completions[i].file >= 0, completions[i].user % 3 == 0);
+            if (completions[i].file >= 0)
+                close(completions[i].file);
         }
         done += n;
     }
-}
-
-TEST_P(IoTest, ReadsAPrefixOfAFileThatGrowsMeanwhile)
-{
-    constexpr size_t TOTAL = 3 << 20, STEP = 4099;
-    const std::vector<uint8_t> all = draw_bytes(TOTAL, 5);
-    dir.write("file", std::vector<uint8_t>());
-    std::atomic<bool> grown{false};
-    std::thread writer([&] {
-        const int fd = openat(dir.fd, "file", O_WRONLY | O_APPEND);
-        for (size_t at = 0; at < TOTAL; at += STEP)
-            if (::write(fd, all.data() + at, std::min(STEP, TOTAL - at)) < 0)
-                abort();
-        close(fd);
-        grown = true;
-    });
-    for (bool last_round = false; !last_round;) {
-        last_round = grown;
-        std::vector<uint8_t> got;
-        const cg_status status = read("file", &got);
-        if (status == CG_ERR_IO) {
-            EXPECT_EQ(last.error, EBUSY) << "or it outran the reader";
-            continue;
-        }
-        ASSERT_EQ(status, CG_OK);
-        ASSERT_TRUE(std::equal(got.begin(), got.end(), all.begin()));
-        if (last_round) {
-            EXPECT_EQ(got.size(), TOTAL);
-        }
-    }
-    writer.join();
 }
 
 TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders)
@@ -404,8 +347,7 @@ TEST_P(IoTest, LeavesNothingOnAFullDisk)
     EXPECT_TRUE(dir.files("small").empty());
     EXPECT_EQ(write("small/file", draw_bytes(20000, 1)), CG_OK) << "the space is free again";
     std::vector<uint8_t> got;
-    EXPECT_EQ(read("small/file", &got, 20000, NEVER_BYTES, CG_IO_DIRECT), CG_OK)
-        << "across a mount point";
+    EXPECT_EQ(read("small/file", &got, 20000, CG_IO_DIRECT), CG_OK) << "across a mount point";
     EXPECT_TRUE(got == draw_bytes(20000, 1));
     umount2(mount_point.c_str(), MNT_DETACH);
 }
@@ -442,7 +384,7 @@ TEST_P(IoTest, LetsBuffersOutliveTheQueue)
     dir.write("file", bytes);
     std::vector<Buffer> buffers;
     for (int i = 0; i < 5; i++) {
-        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, bytes.size(), CG_IO_DIRECT, 1), CG_OK);
         buffers.emplace_back(wait_for_one().buffer);
     }
     cg_io_free(io, SECOND_NS);
@@ -463,7 +405,7 @@ TEST_P(IoTest, ReusesBuffers)
     dir.write("file", draw_bytes(300000, 1));
     std::set<const uint8_t *> seen;
     for (int i = 0; i < 50; i++) {
-        ASSERT_EQ(cg_io_read(io, dir.fd, "file", 300000, NEVER_BYTES, CG_IO_DIRECT, 1), CG_OK);
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, 300000, CG_IO_DIRECT, 1), CG_OK);
         const Buffer buffer(wait_for_one().buffer);
         ASSERT_NE(buffer, nullptr);
         seen.insert(buffer->data);
@@ -494,7 +436,7 @@ TEST_P(IoTest, StaysWholeWhileOthersKeepManyBuffers)
     for (int round = 0; round < 3; round++) {
         std::vector<Buffer> held;
         for (int i = 0; i < 100; i++) {
-            ASSERT_EQ(cg_io_read(io, dir.fd, "file", n, NEVER_BYTES, CG_IO_CACHED, 1), CG_OK);
+            ASSERT_EQ(cg_io_read_range(io, dir.fd, "file", 0, n, CG_IO_CACHED, 1), CG_OK);
             held.emplace_back(wait_for_one().buffer);
             ASSERT_NE(held.back(), nullptr);
         }
@@ -509,8 +451,8 @@ TEST_P(IoTest, CanBeFreedWithEverythingUnderWay)
     for (int i = 0; i < 8; i++)
         dir.write("file" + std::to_string(i), bytes);
     for (int i = 0; i < 8; i++)
-        ASSERT_EQ(cg_io_read(io, dir.fd, ("file" + std::to_string(i)).c_str(), 0, NEVER_BYTES,
-                             CG_IO_DIRECT, 1),
+        ASSERT_EQ(cg_io_read_range(io, dir.fd, ("file" + std::to_string(i)).c_str(), 0,
+                                   bytes.size(), CG_IO_DIRECT, 1),
                   CG_OK);
     for (int i = 0; i < 4; i++)
         ASSERT_EQ(cg_io_write(io, dir.fd, ("new" + std::to_string(i)).c_str(), bytes.data(),
@@ -527,9 +469,9 @@ TEST_P(IoTest, CompletesAbandonedOperationsOnce)
 {
     dir.write("file", draw_bytes(1 << 20, 1));
     for (uint64_t i = 0; i < 10; i++)
-        ASSERT_EQ(i % 4 == 0 ? cg_io_read_range(io, dir.fd, "file", 0, 500000, CG_IO_DIRECT, i)
-                             : cg_io_read(io, dir.fd, "file", 0, NEVER_BYTES, CG_IO_DIRECT, i),
-                  CG_OK);
+        ASSERT_EQ(
+            cg_io_read_range(io, dir.fd, "file", 0, i % 4 == 0 ? 500000 : 1 << 20, CG_IO_DIRECT, i),
+            CG_OK);
     for (uint64_t i = 0; i < 10; i += 2)
         cg_io_abandon(io, i);
     cg_io_abandon(io, 12345);
@@ -550,7 +492,7 @@ TEST_P(IoTest, CompletesAbandonedOperationsOnce)
         ASSERT_EQ(cg_io_wait(io, 1000000, &completion, 1, &n), CG_OK);
     EXPECT_EQ(cg_io_n_abandoned(io), 0u);
     std::vector<uint8_t> got;
-    EXPECT_EQ(read("file", &got), CG_OK);
+    EXPECT_EQ(read("file", &got, 1 << 20), CG_OK);
 }
 
 TEST_P(IoTest, PublishesNothingOfAWriteAbandonedEarlyOrAllOfIt)
@@ -624,7 +566,7 @@ int take_bytes(cg_io *io, uint64_t n_bytes, const uint8_t *bytes)
 int read_thrice(cg_io *io, int dir_fd, const std::vector<uint8_t> &bytes)
 {
     for (int i = 0; i < 3; i++) {
-        if (cg_io_read(io, dir_fd, "file", bytes.size(), NEVER_BYTES, CG_IO_CACHED, 1) != CG_OK)
+        if (cg_io_read_range(io, dir_fd, "file", 0, bytes.size(), CG_IO_CACHED, 1) != CG_OK)
             return complain("a read does not begin");
         if (take_bytes(io, bytes.size(), bytes.data()) != 0)
             return 1;

@@ -1,7 +1,7 @@
 // tests/iouring/odd_fs.h - a FUSE file system over a directory that misbehaves by name.
 //
 // "hang_stat", "hang_open", "hang_read", "hang_write" in a name: answered only after release().
-// "longer": has 100 bytes more than its status says. "short": a read gives at most 1000 bytes.
+// "short": a read gives at most 1000 bytes.
 // "nodirect": opening with O_DIRECT is EINVAL; "latedirect": reading is.
 // "timeless": has no times, and as a folder no size, as over some object stores. Hard links are
 // refused (EPERM), as on vfat or some network file systems, except to names with "links" in them; a
