@@ -22,9 +22,8 @@ static bool check_regular(cg_io_op *op)
 
 bool cg_io_read_reserve(cg_io_op *op)
 {
-    /* One byte more: a page, too, is read into a buffer that is registered. */
     if (op->buffer == NULL)
-        op->buffer = cg_io_pool_get(op->pool, op->range_bytes + 1);
+        op->buffer = cg_io_pool_get(op->pool, op->range_bytes);
     if (op->buffer == NULL)
         op->status = CG_ERR_NO_MEMORY;
     return op->buffer != NULL;
