@@ -274,6 +274,7 @@ typedef struct cachegen_progress {
     uint64_t bytes_dropped;          /* read, and then not decoded: too late, or not wanted */
     uint64_t predicted_kl_micronats; /* KL divergence that they cost, by the curve of quality */
     uint64_t bytes_from_memory;      /* of bytes_read: from the page cache, not over the link */
+    uint64_t memory_ns;              /* of read_ns: of these */
 } cachegen_progress;
 
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
@@ -395,10 +396,10 @@ CACHEGEN_API void cachegen_expect(cachegen *connector, uint64_t n_tokens);
 
 /* For a connector that plans loads and does not carry them out, such as an engine's scheduler:
  * tells it how a load in another process went, from which it learns the speeds. bytes_read,
- * less bytes_from_memory, came over the link in read_ns; where this process has read, too, it has
- * measured that itself, and they are left out. loaded_tokens - from_token tokens, of chunks at the
- * levels that chunks_at counts, were decoded in decode_ns and written to blocks in copy_ns. Where
- * chunks_at is all zeros they were of worst_level. */
+ * less bytes_from_memory, came over the link in read_ns less memory_ns; where this process has
+ * read, too, it has measured that itself, and they are left out. loaded_tokens - from_token tokens,
+ * of chunks at the levels that chunks_at counts, were decoded in decode_ns and written to blocks in
+ * copy_ns. Where chunks_at is all zeros they were of worst_level. */
 CACHEGEN_API void cachegen_report_load(cachegen *connector, uint32_t from_token,
                                        const cachegen_progress *progress);
 

@@ -513,7 +513,11 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
     pthread_mutex_lock(&rt->lock);
     cg_speeds *speeds = cg_runtime_speeds(rt);
     if (speeds->meter.last_ns == 0) /* else the load was in this process, and was measured */
-        cg_estimator_add_load(&speeds->link, p.bytes_read, p.bytes_from_memory, p.read_ns,
+        cg_estimator_add_load(&speeds->link,
+                              &(cg_reported_load){.bytes = p.bytes_read,
+                                                  .memory_bytes = p.bytes_from_memory,
+                                                  .ns = p.read_ns,
+                                                  .memory_ns = p.memory_ns},
                               cg_now_ns());
     cg_runtime_speeds_end(rt);
     if (p.loaded_tokens > from_token && p.decode_ns > 0) {

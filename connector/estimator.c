@@ -11,8 +11,8 @@ static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the ne
 /* A sample has so many bytes or took so long: less says more of round trips than of the link. */
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
 /* Faster than this, and sooner than a network and a server can answer: the page cache. Of a store
- * that is known to be far, what comes in half of its latency did not come from there, however small
- * it is. How far it is was measured once, so of what took long that is not said. */
+ * that is known to be far, a small range that comes in half of its latency did not come from there.
+ * How far it is was measured once, so of what is large or took long that is not said. */
 static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6, FAR_MEMORY_NS = 5e6;
 /* A read hangs if it is so old, and its part of what came meanwhile so many times its bytes. */
 static const double HANG_NS = 100e6, HANG_FACTOR = 2;
@@ -92,8 +92,6 @@ static void add_sample(cg_estimator *e, double bytes, double ns, uint64_t at_ns)
     if (e->n_samples == CG_ESTIMATOR_WINDOW)
         keep_last(e, CG_ESTIMATOR_WINDOW - 1);
     e->n_added++;
-    e->is_prior_doubted = false;
-    e->prior_since_ns = 0;
     e->samples[e->n_samples++] = (cg_link_sample){.bytes = bytes, .ns = ns, .at_ns = at_ns};
     e->generation++;
     if (e->n_samples >= SURE_SAMPLES)
@@ -121,26 +119,26 @@ static double mix(double mean, double bps)
     return mean > 0 ? MEMORY_KEEP * mean + (1 - MEMORY_KEEP) * bps : bps;
 }
 
-void cg_estimator_add_load(cg_estimator *e, uint64_t bytes, uint64_t memory_bytes, uint64_t link_ns,
-                           uint64_t at_ns)
+void cg_estimator_add_load(cg_estimator *e, const cg_reported_load *load, uint64_t at_ns)
 {
-    const double ns = (double)link_ns,
-                 link_bytes = bytes > memory_bytes ? (double)(bytes - memory_bytes) : 0;
-    if (memory_bytes > 0 && link_bytes == 0 && ns > 0) {
-        e->memory_bps = mix(e->memory_bps, (double)memory_bytes * 8e9 / ns);
+    const double bytes = (double)load->bytes - (double)load->memory_bytes,
+                 ns = (double)load->ns - (double)load->memory_ns;
+    if (load->memory_bytes > 0 && load->memory_ns > 0 && !(bytes > 0)) {
+        e->memory_bps =
+            mix(e->memory_bps, (double)load->memory_bytes * 8e9 / (double)load->memory_ns);
         e->generation++;
     }
     /* So little is a round trip rather than the link, unless it was faster than the estimate. */
-    const bool says_little = link_bytes < SAMPLE_BYTES && ns < SAMPLE_NS && e->n_samples > 0 &&
-                             link_bytes * 8e9 < cg_estimator_bps(e) * ns;
-    if (link_bytes > 0 && ns > 0 && !says_little)
-        add_sample(e, link_bytes, ns, at_ns);
+    const bool says_little = bytes < SAMPLE_BYTES && ns < SAMPLE_NS && e->n_samples > 0 &&
+                             bytes * 8e9 < cg_estimator_bps(e) * ns;
+    if (bytes > 0 && ns > 0 && !says_little)
+        add_sample(e, bytes, ns, at_ns);
 }
 
 double cg_estimator_last_bps(const cg_estimator *e)
 {
     if (e->n_samples == 0)
-        return e->prior_bps > 0 && !e->is_prior_doubted ? e->prior_bps : e->memory_bps;
+        return e->prior_bps > 0 ? e->prior_bps : e->memory_bps;
     return sample_bps(&e->samples[e->n_samples - 1]);
 }
 
@@ -169,28 +167,12 @@ double cg_estimator_hope(const cg_estimator *e)
     return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
 }
 
-/* The prior is doubted when it has kept every load away for as long as samples are believed. */
-static bool doubt_prior(cg_estimator *e, uint64_t now_ns)
-{
-    if (!(e->prior_bps > 0) || e->is_prior_doubted)
-        return false;
-    if (e->prior_since_ns == 0)
-        e->prior_since_ns = now_ns;
-    if (now_ns < e->prior_since_ns + OLD_NS)
-        return false;
-    e->is_prior_doubted = true;
-    e->generation++;
-    return true;
-}
-
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
 {
-    if (e->n_samples == 0)
-        return doubt_prior(e, now_ns);
     uint64_t old_ns = (OLD_NS / CG_ESTIMATOR_WINDOW * e->n_samples) << e->n_forgotten;
     if (old_ns > OLD_NS)
         old_ns = OLD_NS;
-    if (now_ns < e->samples[e->n_samples - 1].at_ns + old_ns)
+    if (e->n_samples == 0 || now_ns < e->samples[e->n_samples - 1].at_ns + old_ns)
         return false;
     e->n_forgotten += e->n_forgotten < MOST_FORGOTTEN;
     e->n_samples = 0;
@@ -255,7 +237,8 @@ static void set_aside(cg_link_meter *meter, uint64_t begun_ns, double bytes, uin
 bool cg_link_is_from_memory(uint64_t bytes, double duration_ns, double latency_ns)
 {
     return (duration_ns < MEMORY_NS && (double)bytes * 8e9 > MEMORY_BPS * duration_ns) ||
-           (latency_ns >= CG_FAR_NS && duration_ns < latency_ns / 2 && duration_ns < FAR_MEMORY_NS);
+           ((double)bytes < SAMPLE_BYTES && latency_ns >= CG_FAR_NS &&
+            duration_ns < latency_ns / 2 && duration_ns < FAR_MEMORY_NS);
 }
 
 static void take_sample(cg_link_meter *meter, uint64_t now_ns, cg_estimator *e)

@@ -38,10 +38,8 @@ typedef struct cg_link_sample {
 
 typedef struct cg_estimator {
     cg_estimator_kind kind;
-    double prior_bps;        /* what holds before the first sample; 0: nothing */
-    uint64_t prior_since_ns; /* since then it has kept loads away; 0: it has not */
-    bool is_prior_doubted;   /* for too long: the link counts as unknown */
-    double memory_bps;       /* of reads that no link can have served */
+    double prior_bps;  /* what holds before the first sample; 0: nothing */
+    double memory_bps; /* of reads that no link can have served */
     cg_link_sample samples[CG_ESTIMATOR_WINDOW]; /* oldest first */
     uint32_t n_samples;
     double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
@@ -55,11 +53,14 @@ void cg_estimator_init(cg_estimator *estimator, cg_estimator_kind kind, double p
  * bytes or time nothing is learnt. */
 void cg_estimator_add(cg_estimator *estimator, uint64_t bytes, uint64_t duration_ns,
                       uint64_t at_ns);
-/* The same of a whole load in another process, as that one has measured it: of bytes, memory_bytes
- * came from memory, the rest in link_ns of the link's time. A small one that was slower than the
- * estimate is left out, as cg_link_meter_end() does. */
-void cg_estimator_add_load(cg_estimator *estimator, uint64_t bytes, uint64_t memory_bytes,
-                           uint64_t link_ns, uint64_t at_ns);
+/* A whole load in another process, as that one has measured it: bytes in ns; and what of both was
+ * memory. */
+typedef struct cg_reported_load {
+    uint64_t bytes, memory_bytes, ns, memory_ns;
+} cg_reported_load;
+/* Learns of it. A small one that was slower than the estimate is left out, as cg_link_meter_end()
+ * does. */
+void cg_estimator_add_load(cg_estimator *estimator, const cg_reported_load *load, uint64_t at_ns);
 /* Bits a second; 0: unknown. Where every read came from memory it is the memory's speed. */
 double cg_estimator_bps(const cg_estimator *estimator);
 /* Of the last sample alone, whatever the kind. */
@@ -74,10 +75,9 @@ double cg_estimator_hope(const cg_estimator *estimator);
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A
  * whole window of samples is old after half a minute. Fewer are old sooner, after a twentieth of
  * that for each: they may be of a moment in which the link stood still. Whenever a link that was
- * forgotten has shown no more than a few samples again, the time doubles. Without samples it is the
- * prior that is set aside until the next one, half a minute after this was asked first. False: all
- * is younger, or there is nothing. Meant for a link whose estimate makes every load look useless:
- * it would never be measured again. */
+ * forgotten has shown no more than a few samples again, the time doubles. False: there are none, or
+ * they are younger. Meant for a link whose estimate makes every load look useless: it would never
+ * be measured again. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is

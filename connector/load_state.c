@@ -315,14 +315,16 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     const cg_stream_verdict verdict =
         cg_stream_read_ended(&rt->stream_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
     cg_runtime_speeds_end(rt);
-    const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns);
+    const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns),
+                   from_memory = load->stream.memory_bytes - memory_bytes;
     rt->stats.bytes_read += n_bytes;
     rt->stats.read_ns += read_ns;
     /* The progress of a load that is done is final: the engine may have it already. */
     if (!load->op.done) {
         load->progress.bytes_read += n_bytes;
         load->progress.read_ns += read_ns;
-        load->progress.bytes_from_memory += load->stream.memory_bytes - memory_bytes;
+        load->progress.bytes_from_memory += from_memory;
+        load->progress.memory_ns += from_memory > 0 ? read_ns : 0;
     } else {
         rt->stats.bytes_dropped += n_bytes;
     }

@@ -45,15 +45,12 @@ typedef struct cg_stream_chunk {
 
 typedef struct cg_stream cg_stream;
 struct cg_stream {
-    cg_stream *next;   /* the plan's */
-    cg_stream *before; /* what the plan looked at before it; of that plan alone */
+    cg_stream *next; /* the plan's */
     cg_policy policy;
     const cg_quality *quality; /* the owner's; built-in unless it says so */
     bool has_fixed_level;      /* levels stay as they were set */
     uint64_t deadline_ns;      /* what levels are chosen by */
     uint64_t decode_at_ns;     /* decoding must start then to meet it; the plan's */
-    double decode_ns;          /* what decoding it takes; the plan's, */
-    double decodable_ns;       /* as what of that has arrived */
     uint64_t ends_at_ns;       /* then it ends with what has arrived; UINT64_MAX: never */
     uint64_t silent_from_ns;   /* from then on it also ends once nothing arrives, or is put off;
                                   UINT64_MAX: never */

@@ -359,10 +359,11 @@ static void check_again(cg_stream_plan *plan, const cg_stream *stream, uint64_t 
         plan->check_ns = cg_stream_add_ns(now_ns, in_ns);
 }
 
-/* A stream that may be cut: one that chooses its levels, for the product's own policies. */
+/* A stream that may be cut: one that chooses its levels, for the product's own policies; or one at
+ * a fixed level that is late in any case, and so goes last: it might get nothing for long. */
 static bool may_be_cut(const cg_stream *stream)
 {
-    return !stream->has_fixed_level && !stream->is_cancelled &&
+    return (!stream->has_fixed_level || stream->is_late) && !stream->is_cancelled &&
            (stream->policy == CG_POLICY_TTFT_BUDGET || stream->policy == CG_POLICY_MIN_DELAY);
 }
 

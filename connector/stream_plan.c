@@ -12,8 +12,7 @@ enum {
     MOST_ITEMS = 2048,  /* with more it stands longer */
     STANDS_ITEMS = 128, /* by STANDS_MS for each so many */
     DECODE_SLACK_MS = 3,
-    MOST_COMPARED = 256, /* loads; each with each would take long */
-    SILENT_MS = 500,     /* a load that is late may wait so long for the next bytes */
+    SILENT_MS = 500, /* a load that is late may wait so long for the next bytes */
 };
 static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below within its type */
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
@@ -370,100 +369,54 @@ static size_t items_needed(const cg_stream_plan *plan)
     return plan->window.depth;
 }
 
-/* What is being decoded, in ns: it has the threads before all else, whatever its deadline. */
-static double decoding_ns(const cg_stream_plan *plan, const cg_speeds *speeds)
-{
-    double ns = 0;
-    for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
-        for (uint32_t i = stream->first + stream->n_whole;
-             i < stream->first_failed && !stream->is_cancelled; i++) {
-            const cg_stream_chunk *chunk = &stream->chunks[i];
-            if (chunk->state == CG_STREAM_DECODING)
-                ns += cg_speeds_decode_chunk(speeds, chunk->level, stream->sizes[i].n_tokens,
-                                             stream->sizes[i].bytes[chunk->level]);
-        }
-    return ns;
-}
-
-/* Lists what is wanted of a stream and not yet decoded, and how long decoding it takes. False:
- * there is no room for all. */
-static bool fill_stream(cg_stream_plan *plan, cg_stream *stream, uint32_t load,
-                        const cg_speeds *speeds, uint64_t now_ns, size_t *needed)
-{
-    const size_t most = room(plan);
-    const double left_ns = cg_stream_left_ns(cg_stream_due_ns(stream, speeds), now_ns);
-    const uint32_t begin = stream->first + stream->n_whole;
-    uint32_t n_behind = 0;
-    stream->decode_ns = stream->decodable_ns = 0;
-    for (uint32_t i = begin; i < stream->end; i++)
-        n_behind += stream->sizes[i].n_tokens;
-    for (uint32_t i = begin; i < stream->first_failed && !stream->is_cancelled && *needed > 0;
-         i++) {
-        const cg_stream_chunk *chunk = &stream->chunks[i];
-        cg_extents_chunk *item = &plan->items[plan->n_items];
-        n_behind -= stream->sizes[i].n_tokens;
-        if (chunk->state > CG_STREAM_READING)
-            continue;
-        if (plan->n_items == most)
-            return false;
-        fill_item(item, stream, i, n_behind, speeds, left_ns, now_ns);
-        item->load = load;
-        plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
-        *needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;
-        const double ns = item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
-        stream->decode_ns += ns;
-        stream->decodable_ns += cg_stream_is_decodable(stream, i) ? ns : 0;
-    }
-    return true;
-}
-
-/* A stream that is due later, but takes longer, may have to begin earlier. What it has then goes to
- * the threads first. Where this one would be late by that, both begin then, and this one is first.
- * last: the last stream that was looked at. */
-static void begin_before_others(cg_stream *stream, const cg_stream *last, const cg_speeds *speeds)
-{
-    uint64_t least_ns = stream->decode_at_ns;
-    double ns = stream->decode_ns;
-    for (const cg_stream *other = last; other != stream; other = other->before)
-        if (!other->is_late && other->decode_at_ns < stream->decode_at_ns) {
-            least_ns = smaller(least_ns, other->decode_at_ns);
-            ns += other->decodable_ns;
-        }
-    if (least_ns < stream->decode_at_ns &&
-        cg_stream_left_ns(cg_stream_due_ns(stream, speeds), least_ns) < ns)
-        stream->decode_at_ns = least_ns;
-}
-
 /* Lists what is wanted and not yet decoded, as far as it is needed. Sets decode_at_ns of the
  * streams: decoding takes all threads, so what has an earlier deadline takes its time, too. Returns
  * what is being decoded, in ns. */
 static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns)
 {
-    const double being_decoded_ns = decoding_ns(plan, speeds);
-    double all_ns = being_decoded_ns;
+    double decoding_ns = 0, all_ns = 0;
     uint32_t load = 0;
     size_t needed = items_needed(plan);
-    cg_stream *last = NULL;
+    const size_t most = room(plan);
     plan->n_items = 0;
     for (cg_stream *stream = cg_stream_after(plan, NULL); stream != NULL && needed > 0;
          stream = cg_stream_after(plan, stream)) {
         const uint64_t until_ns = cg_stream_due_ns(stream, speeds);
+        const uint32_t begin = stream->first + stream->n_whole;
+        uint32_t n_behind = 0;
         if (!cg_stream_is_anytime(stream))
             decide_levels(stream, speeds, now_ns);
         stream->is_read = true;
-        if (!fill_stream(plan, stream, load, speeds, now_ns, &needed))
-            break; /* others are planned when some of these are done */
-        all_ns += stream->decode_ns;
+        for (uint32_t i = begin; i < stream->end; i++)
+            n_behind += stream->sizes[i].n_tokens;
+        for (uint32_t i = begin; i < stream->first_failed && !stream->is_cancelled && needed > 0;
+             i++) {
+            const cg_stream_chunk *chunk = &stream->chunks[i];
+            cg_extents_chunk *item = &plan->items[plan->n_items];
+            n_behind -= stream->sizes[i].n_tokens;
+            if (chunk->state == CG_STREAM_DECODING) {
+                const double ns =
+                    cg_speeds_decode_chunk(speeds, chunk->level, stream->sizes[i].n_tokens,
+                                           stream->sizes[i].bytes[chunk->level]);
+                decoding_ns += ns;
+                all_ns += ns;
+            }
+            if (chunk->state > CG_STREAM_READING)
+                continue;
+            if (plan->n_items == most)
+                return decoding_ns; /* others are planned when some of these are done */
+            fill_item(item, stream, i, n_behind, speeds, cg_stream_left_ns(until_ns, now_ns),
+                      now_ns);
+            item->load = load;
+            plan->refs[plan->n_items++] = (cg_stream_ref){stream, i};
+            needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;
+            all_ns += item->decode_ns[item->asked < CG_N_LEVELS ? item->asked : item->floor];
+        }
         const uint64_t need_ns = (uint64_t)(all_ns * DECODE_SLACK) + DECODE_SLACK_MS * 1000000u;
         stream->decode_at_ns = until_ns > need_ns ? until_ns - need_ns : 0;
-        stream->before = last;
-        last = stream;
         load++;
     }
-    for (cg_stream *stream = load <= MOST_COMPARED ? last : NULL; stream != NULL;
-         stream = stream->before)
-        begin_before_others(stream, last, speeds);
-    return being_decoded_ns;
+    return decoding_ns;
 }
 
 /* Loads wait for each other's planning. How long one plan takes is bounded by

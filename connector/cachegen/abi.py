@@ -119,7 +119,7 @@ class Progress(_Struct):
         + _u64("bytes_read", "read_ns", "decode_ns", "copy_ns", "total_ns")
         + _u32("failed_token", "failed_levels", "failed_worst_level", "copied")
         + [("chunks_at", c_uint32 * N_LEVELS)]
-        + _u64("bytes_dropped", "predicted_kl_micronats", "bytes_from_memory")
+        + _u64("bytes_dropped", "predicted_kl_micronats", "bytes_from_memory", "memory_ns")
     )
 
 
@@ -410,6 +410,7 @@ class Connector:
             copy_ns=load.copy_ns,
             chunks_at=tuple(load.levels.count(level) for level in range(N_LEVELS)),
             bytes_from_memory=load.bytes_from_memory,
+            memory_ns=load.memory_ns,
         )
         self._c.cachegen_report_load(self._handle, from_token, byref(progress))
 

@@ -61,24 +61,6 @@ TEST_F(EstimatorTest, AWindowThatIsHalfAMinuteOldCanBeForgotten)
     EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND));
 }
 
-// Recomputing is in time by a prior that is far too low, so nothing would ever be loaded, and the
-// link never measured.
-TEST_F(EstimatorTest, APriorThatKeepsLoadsAwayIsDoubtedInTheEnd)
-{
-    start(CG_ESTIMATOR_HARMONIC, 50e6);
-    EXPECT_FALSE(cg_estimator_forget_old(&e, 100 * SECOND)) << "it has just been believed";
-    EXPECT_FALSE(cg_estimator_forget_old(&e, 129 * SECOND));
-    EXPECT_DOUBLE_EQ(mbps(), 50);
-    EXPECT_TRUE(cg_estimator_forget_old(&e, 130 * SECOND));
-    EXPECT_DOUBLE_EQ(mbps(), 0) << "unknown";
-    EXPECT_FALSE(cg_estimator_forget_old(&e, 200 * SECOND)) << "nothing is left to forget";
-    add(3, 201);
-    EXPECT_NEAR(mbps(), 3, 1e-6);
-    EXPECT_TRUE(cg_estimator_forget_old(&e, 240 * SECOND));
-    EXPECT_DOUBLE_EQ(mbps(), 50) << "of the sample nothing is known any more";
-    EXPECT_FALSE(cg_estimator_forget_old(&e, 240 * SECOND));
-}
-
 TEST_F(EstimatorTest, FewSamplesCanBeForgottenSoonerAndEachTimeInVainHalfAsSoon)
 {
     start(CG_ESTIMATOR_HARMONIC, 0);
@@ -438,27 +420,27 @@ TEST_F(EstimatorTest, AFarStoreSendsNothingSoonerThanItAnswers)
 // The scheduler of several ranks measures nothing itself.
 TEST_F(EstimatorTest, ALoadThatAnotherProcessReportsIsJudgedAsItsReadsAre)
 {
-    for (int i = 0; i < 20; i++)
-        cg_estimator_add_load(&e, 1 << 20, 0, 8388608, i * SECOND); // 1,000 Mbit/s
+    constexpr uint64_t MIB = 1 << 20, MIB_NS = 8388608; // at 1,000 Mbit/s
+    const auto report = [&](int n, const cg_reported_load &load, uint64_t at_ns) {
+        for (int i = 0; i < n; i++)
+            cg_estimator_add_load(&e, &load, at_ns);
+    };
+    report(20, {MIB, 0, MIB_NS, 0}, 0);
     EXPECT_NEAR(mbps(), 1000, 1);
-    for (int i = 0; i < 3; i++)
-        cg_estimator_add_load(&e, 8000, 0, 20 * MS, 20 * SECOND); // a tail, and a round trip
+    report(3, {8000, 0, 20 * MS, 0}, SECOND); // a tail, and a round trip
     EXPECT_NEAR(mbps(), 1000, 1);
-    for (int i = 0; i < 3; i++)
-        cg_estimator_add_load(&e, 100 << 20, 100 << 20, 10 * MS, 20 * SECOND); // the page cache
+    report(3, {100 * MIB, 100 * MIB, 10 * MS, 10 * MS}, SECOND); // the page cache
     EXPECT_NEAR(mbps(), 1000, 1);
-    for (int i = 0; i < 3; i++) // half of it over the link
-        cg_estimator_add_load(&e, 2 << 20, 1 << 20, 8388608, 20 * SECOND);
+    report(3, {91 * MIB, 90 * MIB, 45 * MS + MIB_NS, 45 * MS}, SECOND); // mostly
     EXPECT_NEAR(mbps(), 1000, 1);
-    for (int i = 0; i < 2; i++) // but a link may have become slow
-        cg_estimator_add_load(&e, 1 << 20, 0, 100 * 8388608, 21 * SECOND);
+    report(2, {MIB, 0, 100 * MIB_NS, 0}, 2 * SECOND); // but a link may have become slow
     EXPECT_NEAR(mbps(), 10, 0.1);
 
     start(CG_ESTIMATOR_HARMONIC);
-    cg_estimator_add_load(&e, 1000, 0, SECOND, 0);
+    report(1, {1000, 0, SECOND, 0}, 0);
     EXPECT_NEAR(mbps(), 0.008, 1e-6) << "better than nothing";
     start(CG_ESTIMATOR_HARMONIC);
-    cg_estimator_add_load(&e, 1 << 20, 1 << 20, 1048576, 0);
+    report(1, {MIB, MIB, 1048576, 1048576}, 0);
     EXPECT_NEAR(mbps(), 8000, 1) << "where every read came from memory it is the memory's speed";
 }
 

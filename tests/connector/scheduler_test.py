@@ -511,18 +511,22 @@ class SharedLoadTest(unittest.TestCase):
         self.assertEqual(self.made.states["d"].follows, "e")
 
     def test_the_rest_takes_its_time_too(self):
-        self.store.hit = 256
         budget_ns = self.made.library.ttft_budget_ns
-        for other, own, waits in ((0.6, 0.2, True), (0.6, 0.9, True), (0.9, 0.9, False)):
-            with self.subTest(f"{other} {own}"), mock.patch("time.monotonic_ns", lambda: 10**15):
+        for other, own, spent, waits in (
+            (0.3, 0.2, 0, True), (0.3, 0.9, 0, True), (0.8, 0.6, 0, True),  # a quarter of its own is left to load
+            (0.3, 0.9, 0.55, False),  # there is time for the other one's, and not for the rest
+            (0.9, 0.9, 0, False),
+            (0, 0.2, 0, False),  # nothing is known of the other one
+        ):  # fmt: skip
+            with self.subTest(f"{other} {own} {spent}"), mock.patch("time.monotonic_ns", lambda: 10**15):
                 self.setUp()
                 self.store.hit = 256
                 self.made.states["a"].predicted_ns = int(other * budget_ns)
+                self.made.states["a"].answered_ns = 10**15
                 self.store.predicted_ns = int(own * budget_ns)
-                asked = request("b", n_tokens=300, arrival_time=time.time() + 1000)
-                self.made.matched_tokens(asked, 0)
-                self.made.states["b"].spent_ns += budget_ns * 6 // 10 * (other > 0.8)
-                self.assertEqual(self.made.matched_tokens(asked, 0) == (None, False), waits)
+                asked = request("b", n_tokens=300, arrival_time=time.time() + 1000 - spent * budget_ns / 1e9)
+                with mock.patch.object(self.made._arrivals, "seconds_since", lambda _: spent * budget_ns / 1e9):
+                    self.assertEqual(self.made.matched_tokens(asked, 0) == (None, False), waits)
 
     def test_it_loads_itself_what_is_not_what_the_other_loads(self):
         for what in (

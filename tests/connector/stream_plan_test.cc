@@ -679,6 +679,21 @@ TEST_F(StreamPlanTest, ALoadThatIsLateInAnyCaseMakesNoOtherHopeless)
     EXPECT_EQ(cut(), -1);
 }
 
+// It goes last, so it may get nothing for as long as others come.
+TEST_F(StreamPlanTest, ALoadAtAFixedLevelIsGivenUpWhereItIsLateInAnyCase)
+{
+    for (const uint64_t deadline_ns : {SECOND, 100 * SECOND}) { // it takes 10 s
+        SCOPED_TRACE(deadline_ns);
+        Stream stream(100, deadline_ns, CG_L3);
+        start(16, 1000000 * KB);
+        link(1e6);
+        speeds.configured_tokens_per_s = 20000; // 1.3 s
+        add(&stream);
+        begin_all();
+        EXPECT_EQ(cut() >= 0, deadline_ns == SECOND);
+    }
+}
+
 TEST_F(StreamPlanTest, OnlyTheCutIsReadAndNothingBehindAFailure)
 {
     Stream stream(10, 100 * SECOND, CG_L2);
@@ -794,52 +809,6 @@ TEST_F(StreamPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
     EXPECT_TRUE(cg_stream_is_settled(&stream.s));
     cg_stream_plan_remove(&plan, &stream.s);
     EXPECT_EQ(plan.bytes_held + plan.window.bytes_reading + plan.bytes_decoding, 0u);
-}
-
-// Every chunk is there, coarse, and refinements are on their way over a link that stands still.
-// Both streams can be in time if the earlier one is decoded first: also if its own time were not up
-// yet.
-TEST_F(StreamPlanTest, WhatIsDueFirstIsDecodedFirst)
-{
-    constexpr uint64_t CHUNK_NS = 10 * MS; // by the one thread there is
-    Stream a(10, SECOND), b(10, 1080 * MS);
-    start(32, 1000000 * KB);
-    link(10e6);
-    for (double &ns : speeds.decode_thread_ns)
-        ns = static_cast<double>(CHUNK_NS) / 256;
-    add(&a);
-    add(&b);
-    std::vector<uint64_t> refinements;
-    while (const cg_stream_read *read = next()) {
-        if (read->from >= 100 * KB)
-            refinements.push_back(read->id);
-        else
-            ended(read->id, true);
-    }
-    ASSERT_FALSE(refinements.empty());
-    ASSERT_TRUE(cg_stream_has_all(&a.s) && cg_stream_has_all(&b.s));
-    std::vector<std::pair<cg_stream *, uint32_t>> waiting; // the decoder takes them as they come
-    uint64_t a_ns = 0, b_ns = 0;
-    for (uint64_t now_ns = 0, busy_until_ns = 0; b_ns == 0 || a_ns == 0; now_ns += MS) {
-        ASSERT_LT(now_ns, 2 * SECOND);
-        if (!waiting.empty() && now_ns >= busy_until_ns) {
-            const auto [stream, index] = waiting.front();
-            waiting.erase(waiting.begin());
-            cg_stream_decode_ended(&plan, stream, index, true);
-            if (cg_stream_is_settled(stream))
-                (stream == &a.s ? a_ns : b_ns) = now_ns;
-            busy_until_ns = now_ns + CHUNK_NS;
-        }
-        uint32_t index;
-        while (cg_stream *stream = cg_stream_next_decode(&plan, &speeds, now_ns, &index)) {
-            if (waiting.empty())
-                busy_until_ns = now_ns + CHUNK_NS;
-            waiting.emplace_back(stream, index);
-        }
-    }
-    EXPECT_LE(a_ns, SECOND);
-    EXPECT_LE(b_ns, 1080 * MS);
-    EXPECT_GT(a_ns, 850 * MS) << "no sooner than it must be: the link may come back";
 }
 
 TEST_F(StreamPlanTest, ARefinementThatFailsLeavesTheCoarseChunk)

@@ -76,6 +76,7 @@ class LoadReport:
     predicted_kl: float = 0.0  # nats, of all of them
     bytes_dropped: int = 0  # read, and of no use
     bytes_from_memory: int = 0  # read, but not over the link
+    memory_ns: int = 0  # of read_ns: of these
 
     def joined(self, other):
         """What both say together, of two ranks that load the same: only what each has is there, and it is as bad as the
@@ -98,6 +99,7 @@ class LoadReport:
             max(self.predicted_kl, other.predicted_kl),
             slow.bytes_dropped,
             slow.bytes_from_memory,
+            slow.memory_ns,
         )
 
 

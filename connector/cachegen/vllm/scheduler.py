@@ -319,7 +319,9 @@ class Scheduler:
             return False
         best, best_rest_ns, n_most = None, 0, 0
         for req_id, other in self.states.items():
-            if not self._is_loading(req_id) or other is state:
+            if not self._is_loading(req_id) or other is state or min(n_tokens, other.load.to_token) <= n_most:
+                continue
+            if not self._has_time_for(other, state, 0):
                 continue
             n_shared = self._n_serves(other, state, n_tokens)
             rest_ns = (state.predicted_ns or 0) * (n_tokens - n_shared) // n_wanted
@@ -336,14 +338,16 @@ class Scheduler:
 
     def _has_time_for(self, other, state, rest_ns):
         """Whether to wait for another one's load (still). By the prediction it ends within this one's budget, less
-        rest_ns for what it does not bring; if it does not, or nothing is predicted, or it takes a quarter longer, time
-        must be left for a load of this one's own."""
+        rest_ns for what it does not bring. If it does not, or nothing is predicted, or it takes a quarter longer, time
+        must be left for a load of this one's own; and who would wait for a part does not."""
         now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
         left_ns = budget_ns - (state.spent_ns + now_ns - state.lookup_started_ns)
         other_ns = other.answered_ns + other.predicted_ns - now_ns  # to its end; negative: it is late
         is_on_time = other.predicted_ns and -other.predicted_ns // 4 < other_ns <= left_ns - rest_ns
         if other.loaded is not None or is_on_time:
-            return left_ns > 0
+            return left_ns > rest_ns
+        if rest_ns > 0:
+            return False
         # A prediction is of what the budget has time for: it may be all of it.
         own_ns = min(state.predicted_ns or budget_ns, budget_ns // 2)
         return left_ns > own_ns

@@ -380,6 +380,7 @@ class Worker:
             progress.predicted_kl_micronats / 1e6,
             progress.bytes_dropped,
             progress.bytes_from_memory,
+            progress.memory_ns,
         )
         cg.load_free(load)
         return report
