@@ -110,6 +110,24 @@ class HangTest : public testing::TestWithParam<const char *>
                 ", \"save_timeout_ms\": " + std::to_string(save_timeout_ms) +
                 ", \"close_timeout_ms\": 1000" + more);
     }
+    // What becomes of a load of 128 tokens from a store that hangs only meanwhile.
+    cachegen_progress load_hung(const Tokens &tokens)
+    {
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        EXPECT_EQ(engine->save(tokens), CACHEGEN_OK);
+        EXPECT_EQ(engine->look_up(tokens).hit_tokens, 127u);
+        odd->set_mood(Mood::HANGING);
+        cachegen_load *load = nullptr;
+        EXPECT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+        ends_within(std::chrono::seconds(1), [&] {
+            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }),
+                      CACHEGEN_OK);
+        });
+        cachegen_load_free(load);
+        odd->set_mood(Mood::GOOD);
+        return p;
+    }
     // Runs what must end by itself. Where it does not, the store is woken, so that the test ends.
     template <typename Call> void ends_within(std::chrono::milliseconds limit, Call call)
     {
@@ -281,23 +299,11 @@ TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
         SCOPED_TRACE(more);
         engine = open(std::string(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 500") + more);
         const Tokens tokens = prompt(32 * 4);
-        ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
-        ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
-        odd->set_mood(Mood::HANGING);
-        cachegen_load *load;
-        cachegen_progress p = {};
-        p.struct_size = sizeof p;
-        ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
-        ends_within(std::chrono::seconds(1), [&] {
-            EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }),
-                      CACHEGEN_OK);
-            EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
-            EXPECT_EQ(p.loaded_tokens, 0u);
-            EXPECT_EQ(p.failed_token, 0u);
-            EXPECT_EQ(p.failed_levels, 1u << CG_L0) << "the only one that is stored";
-            cachegen_load_free(load);
-        });
-        odd->set_mood(Mood::GOOD);
+        const cachegen_progress p = load_hung(tokens);
+        EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(p.loaded_tokens, 0u);
+        EXPECT_EQ(p.failed_token, 0u);
+        EXPECT_EQ(p.failed_levels, 1u << CG_L0) << "the only one that is stored";
         EXPECT_EQ(engine->load(tokens).progress.loaded_tokens, 127u)
             << "that it was late once is nothing to hold against a chunk";
     }
@@ -308,19 +314,7 @@ TEST_P(HangTest, ALoadsTraceHasTheReadThatHung)
     const TempDir traces;
     engine = open(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 500, \"trace_dir\": \"" +
                   traces.path + "\"");
-    const Tokens tokens = prompt(32 * 4);
-    ASSERT_EQ(engine->save(tokens), CACHEGEN_OK);
-    ASSERT_EQ(engine->look_up(tokens).hit_tokens, 127u);
-    odd->set_mood(Mood::HANGING);
-    cachegen_load *load;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
-    ends_within(std::chrono::seconds(1), [&] {
-        EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-        cachegen_load_free(load);
-    });
-    odd->set_mood(Mood::GOOD);
+    load_hung(prompt(32 * 4));
     engine.reset(); // which waits for traces
     const std::vector<std::string> files = traces.files();
     ASSERT_EQ(files.size(), 1u);
