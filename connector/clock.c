@@ -6,21 +6,11 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-uint64_t cg_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
 uint64_t cg_boot_ns(void)
 {
-    return clock_ns(CLOCK_BOOTTIME);
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 cg_key cg_boot_clock_id(void)

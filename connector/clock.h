@@ -1,6 +1,6 @@
-/* connector/clock.h - the two clocks of the connector, in nanoseconds. Nobody sets either of them.
+/* connector/clock.h - the clock by which processes agree; within one it is iouring/clock.h.
  *
- * Deadlines and durations are CLOCK_MONOTONIC. A plan crosses processes, so it carries by
+ * A plan crosses processes, so it carries by
  * CLOCK_BOOTTIME when its look-up began. Only processes that share that clock can compare such
  * times; so an identity of the clock goes with them.
  * Threads: any.
@@ -8,6 +8,7 @@
 #ifndef CG_CONNECTOR_CLOCK_H
 #define CG_CONNECTOR_CLOCK_H
 #include "codec/key.h"
+#include "iouring/clock.h" /* cg_now_ns() */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,7 +17,6 @@
 extern "C" {
 #endif
 
-uint64_t cg_now_ns(void);  /* CLOCK_MONOTONIC */
 uint64_t cg_boot_ns(void); /* CLOCK_BOOTTIME: goes on while the machine sleeps */
 
 /* Milliseconds, as they are configured, in ns. */

@@ -118,7 +118,7 @@ static bool do_until(uint64_t deadline_ns, const char *name, const cg_config *co
     if (e != NULL) {
         *e = (errand){.run = run, .drop = drop, .job = job};
         pthread_mutex_init(&e->lock, NULL);
-        cg_condition_init(&e->ended);
+        cg_cond_init(&e->ended);
     }
     if (e == NULL ||
         cg_thread_start(&thread, name, config->cpus, config->n_cpus, run_errand, e) != CG_OK) {

@@ -10,15 +10,6 @@
 
 static const uint64_t REOPEN_NS = UINT64_C(1000000000);
 
-void cg_condition_init(pthread_cond_t *condition)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(condition, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 static cg_runtime *runtime_new(cachegen *connector)
 {
     const cg_config *config = connector->config;
@@ -43,12 +34,12 @@ static cg_runtime *runtime_new(cachegen *connector)
     }
     rt->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); /* -1: an engine can still poll */
     pthread_mutex_init(&rt->lock, NULL);
-    cg_condition_init(&rt->changed);
-    cg_condition_init(&rt->watched);
-    cg_condition_init(&rt->used);
-    cg_condition_init(&rt->lookups.filled);
-    cg_condition_init(&rt->saves.filled);
-    cg_condition_init(&rt->traces.filled);
+    cg_cond_init(&rt->changed);
+    cg_cond_init(&rt->watched);
+    cg_cond_init(&rt->used);
+    cg_cond_init(&rt->lookups.filled);
+    cg_cond_init(&rt->saves.filled);
+    cg_cond_init(&rt->traces.filled);
     rt->step_until_ns = UINT64_MAX;
     rt->opener_ns = connector->folders_ns;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,

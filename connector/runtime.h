@@ -103,8 +103,6 @@ void cg_runtime_resign(cg_runtime *runtime, cg_worker *worker);
 /* For a worker, with the lock held; releases the lock. The worker must not touch the runtime
  * afterwards. */
 void cg_runtime_leave(cg_runtime *runtime);
-/* Makes a condition whose waits end by CLOCK_MONOTONIC, which nobody sets. */
-void cg_condition_init(pthread_cond_t *condition);
 /* Waits until deadline_ns (UINT64_MAX: for ever). */
 void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t deadline_ns);
 /* With the lock held: the same, for a condition of the runtime. */

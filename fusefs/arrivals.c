@@ -6,6 +6,7 @@
 #include "fusefs/open_files.h"
 #include "fusefs/published.h"
 #include "fusefs/space.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +69,7 @@ static int append(cg_arrivals *list, const char *path, const cg_tree_name *name,
 
 int cg_arrivals_hold(cg_fs *fs, cg_fs_node *node, int fd, cg_gate *before_out)
 {
-    const struct timespec deadline = cg_nodes_deadline(GATE_SECONDS);
+    const struct timespec deadline = cg_deadline_in(GATE_SECONDS * CG_SECOND_NS);
     if (!cg_gate_check_begin_until(&fs->nodes, node, &deadline, before_out))
         return EBUSY;
     /* A mapping keeps its file open: it would change the pages that readers of the name see. */

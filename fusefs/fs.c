@@ -4,6 +4,7 @@
 
 #include "fusefs/left.h"
 #include "iouring/adopted.h"
+#include "iouring/clock.h"
 #include "iouring/layout.h"
 
 #include <errno.h>
@@ -67,12 +68,8 @@ void cg_fs_stand_back(void)
 
 bool cg_fs_wait(cg_fs *fs, uint64_t ns)
 {
-    struct timespec until;
+    const struct timespec until = cg_deadline_in(ns);
     int error = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t nsec = (uint64_t)until.tv_nsec + ns % 1000000000u;
-    until.tv_sec += (time_t)(ns / 1000000000u + nsec / 1000000000u);
-    until.tv_nsec = (long)(nsec % 1000000000u);
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping && ns > 0 && error == 0)
         error = pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &until);
@@ -250,10 +247,8 @@ static cg_refusal refusal_of(cg_status status)
  * not since the last that did. */
 static bool may_log(cg_fs *fs, uid_t uid, uint64_t *left_out_out)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
     /* One more, since 0 stands for a quota that is unused. */
-    const uint64_t now_s = (uint64_t)now.tv_sec + 1;
+    const uint64_t now_s = (uint64_t)cg_now_s() + 1;
     cg_log_quota *quota = &fs->log_quotas[uid % CG_N_LOG_QUOTAS];
     *left_out_out = 0;
     pthread_mutex_lock(&fs->log_lock);

@@ -5,6 +5,7 @@
 #include "fusefs/strict.h"
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
+#include "iouring/clock.h"
 #include "iouring/layout.h"
 
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { NONE = CG_N_LEVELS };
@@ -47,13 +47,6 @@ static void fail(fsck *f, const char *path, const char *what, int error)
 
 /* ---- the rate ---- */
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* Until what was read is no more than the rate allows. True: the check is to end. */
 static bool is_over(const fsck *f)
 {
@@ -63,7 +56,7 @@ static bool is_over(const fsck *f)
     if (c->bytes_per_s == 0)
         return c->wait(c->user, 0, &f->result);
     const double due_ns = (double)f->result.read_bytes * 1e9 / (double)c->bytes_per_s;
-    const uint64_t passed_ns = now_ns() - f->start_ns;
+    const uint64_t passed_ns = cg_now_ns() - f->start_ns;
     return c->wait(c->user, due_ns > (double)passed_ns ? (uint64_t)due_ns - passed_ns : 0,
                    &f->result);
 }
@@ -330,7 +323,7 @@ cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out)
     fsck f = {.config = config,
               .quarantine_fd = -1,
               .now_s = cg_staging_now_s(config->staging),
-              .start_ns = now_ns()};
+              .start_ns = cg_now_ns()};
     cg_strict_budget_init(&f.budget, MEMORY_BYTES);
     const cg_status status = cg_walk(config->root_fd, visit, unread, &f);
     cg_strict_budget_destroy(&f.budget);

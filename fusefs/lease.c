@@ -1,10 +1,10 @@
 #include "fusefs/lease.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* The holder's name and a newline: always as many, for clients that have cached the size. */
@@ -79,11 +79,10 @@ bool cg_lease_holds(cg_staging *staging, const char *name)
 
 bool cg_lease_still_holds(cg_staging *staging, const char *name, int64_t *seen_s)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    if (now.tv_sec - *seen_s <= 1)
+    const int64_t now_s = cg_now_s();
+    if (now_s - *seen_s <= 1)
         return true;
-    *seen_s = now.tv_sec;
+    *seen_s = now_s;
     return cg_lease_holds(staging, name);
 }
 

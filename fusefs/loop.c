@@ -3,6 +3,7 @@
 #include "fusefs/lanes.h"
 #include "fusefs/overdue.h"
 #include "fusefs/requests.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -62,13 +63,6 @@ typedef struct waiting {
     _Alignas(struct fuse_in_header) uint8_t bytes[];
 } waiting;
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static bool job_gives_back(const cg_lane_job *job, uint64_t node_id)
 {
     return cg_request_gives_back(((const waiting *)job)->buf.mem, node_id);
@@ -101,7 +95,7 @@ static void process(loop *l, struct fuse_buf *buf, cg_request request, uint64_t 
     if (asks)
         run_kept(l, cg_overdue_end(&l->overdue, &asking));
     if (request != CG_N_REQUESTS)
-        cg_metrics_observe(l->metrics, request, now_ns() - arrived_ns);
+        cg_metrics_observe(l->metrics, request, cg_now_ns() - arrived_ns);
 }
 
 /* NULL: without memory. The thread's own buffer is for the next request. */
@@ -137,7 +131,7 @@ static void give_up(const loop *l, uint64_t number)
 /* Answers what has waited too long for the store, or for its lane. */
 static void give_up_late(loop *l)
 {
-    const uint64_t at_ns = now_ns();
+    const uint64_t at_ns = cg_now_ns();
     uint64_t number;
     if (!cg_overdue_may_look(&l->overdue, at_ns))
         return;
@@ -192,7 +186,7 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     const cg_lane lane = cg_request_lane(header);
     const uid_t uid = header->uid;
     const cg_request request = cg_request_counts_as(header);
-    const uint64_t arrived_ns = now_ns();
+    const uint64_t arrived_ns = cg_now_ns();
     /* Another thread's request may have come after it. */
     const int64_t since_ns = (int64_t)(arrived_ns - atomic_exchange(&l->last_ns, arrived_ns));
     l->comes_soon = since_ns < SOON_NS;
@@ -231,12 +225,12 @@ static void await_soon(loop *l)
     struct pollfd device = {.fd = fuse_session_fd(l->session), .events = POLLIN};
     if (!l->comes_soon || atomic_flag_test_and_set(&l->is_polled))
         return;
-    const uint64_t begun_ns = now_ns();
+    const uint64_t begun_ns = cg_now_ns();
     uint64_t at_ns = begun_ns;
     while (at_ns >= l->busy_until_ns && at_ns - begun_ns < POLL_NS && poll(&device, 1, 0) == 0) {
         const uint64_t before_ns = at_ns;
         sched_yield();
-        at_ns = now_ns();
+        at_ns = cg_now_ns();
         if (at_ns - before_ns > BUSY_NS)
             l->busy_until_ns = at_ns + STAY_BUSY_NS;
     }
@@ -348,9 +342,8 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned stor
     int error = l->n_threads == 0 ? -EAGAIN : 0;
     pthread_mutex_unlock(&l->lock);
     while (error == 0 && !fuse_session_exited(session)) {
-        struct timespec soon; /* a signal between the question and the wait wakes nobody */
-        clock_gettime(CLOCK_MONOTONIC, &soon);
-        soon.tv_sec++;
+        /* A signal between the question and the wait wakes nobody. */
+        const struct timespec soon = cg_deadline_in(CG_SECOND_NS);
         sem_clockwait(&l->ended, CLOCK_MONOTONIC, &soon);
         give_up_late(l);
     }

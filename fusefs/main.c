@@ -8,6 +8,7 @@
 #include "fusefs/ops.h"
 #include "fusefs/options.h"
 #include "fusefs/persona.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -153,10 +154,8 @@ typedef struct ending {
 static void *end_in_time(void *arg)
 {
     ending *e = arg;
-    struct timespec soon;
     for (unsigned n_s = 0; n_s <= e->limit_s;) {
-        clock_gettime(CLOCK_MONOTONIC, &soon);
-        soon.tv_sec++;
+        const struct timespec soon = cg_deadline_in(CG_SECOND_NS);
         if (sem_clockwait(&e->is_over, CLOCK_MONOTONIC, &soon) == 0)
             return NULL;
         pthread_mutex_lock(&e->lock);

@@ -4,6 +4,7 @@
 #include "fusefs/nodes.h"
 
 #include "fusefs/nodes_table.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -240,12 +241,8 @@ int cg_nodes_init(cg_nodes *nodes, const struct stat *root)
         return ENOMEM;
     }
     nodes->root->n_pins = 1;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&nodes->lock, NULL);
-    pthread_cond_init(&nodes->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cg_cond_init(&nodes->changed);
     return 0;
 }
 
@@ -484,9 +481,7 @@ bool cg_nodes_name_of(cg_nodes *nodes, dev_t dev, ino_t folder, const char *text
 bool cg_nodes_note_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *text)
 {
     const uint64_t hash = missing_hash(parent, text);
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const uint32_t now_s = (uint32_t)now.tv_sec;
+    const uint32_t now_s = (uint32_t)cg_now_s();
     pthread_mutex_lock(&nodes->lock);
     cg_missing_note *note = missing_note(nodes, hash);
     const bool is_free =

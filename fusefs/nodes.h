@@ -190,9 +190,6 @@ bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renam
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 
-/* A deadline so many seconds from now, for waiting on the table. */
-struct timespec cg_nodes_deadline(unsigned seconds);
-
 /* The gate. Any number of writers can be inside. A check waits until they have left, and keeps
  * others out while it lasts. If it publishes the file, the gate is sealed after it. */
 bool cg_gate_enter(cg_nodes *nodes, cg_fs_node *node); /* waits for a check; false: sealed */

@@ -61,14 +61,6 @@ void cg_gate_leave(cg_nodes *nodes, cg_fs_node *node)
     pthread_mutex_unlock(&nodes->lock);
 }
 
-struct timespec cg_nodes_deadline(unsigned seconds)
-{
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_sec += seconds;
-    return at;
-}
-
 /* Closes the gate; the lock is held. Writers that are inside still are. */
 static cg_gate close_gate(cg_nodes *nodes, cg_fs_node *node)
 {

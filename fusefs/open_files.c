@@ -2,6 +2,7 @@
 
 #include "fusefs/fs.h"
 #include "fusefs/watch.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -123,7 +124,7 @@ static bool has_writers(const cg_fs_node *node, bool *flushed_out)
 
 bool cg_fs_file_stays_written(cg_nodes *nodes, const cg_fs_node *node)
 {
-    const struct timespec deadline = cg_nodes_deadline(1);
+    const struct timespec deadline = cg_deadline_in(CG_SECOND_NS);
     bool found, flushed;
     int error = 0;
     pthread_mutex_lock(&nodes->lock);

@@ -1,17 +1,14 @@
 #include "fusefs/root_stat.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <time.h>
 
 void cg_root_stat_init(cg_root_stat *root, const struct stat *attr)
 {
-    pthread_condattr_t monotonic;
     *root = (cg_root_stat){.attr = *attr};
     pthread_mutex_init(&root->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&root->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cg_cond_init(&root->changed);
 }
 
 void cg_root_stat_destroy(cg_root_stat *root)
@@ -56,11 +53,9 @@ void cg_root_stat_stop(cg_root_stat *root)
 
 int cg_root_stat_get(cg_root_stat *root, int fd, struct stat *attr_out, bool *is_old_out)
 {
-    struct timespec until;
+    const struct timespec until = cg_deadline_in(CG_ROOT_STAT_SECONDS * CG_SECOND_NS);
     int error = 0;
     *is_old_out = false;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += CG_ROOT_STAT_SECONDS;
     pthread_mutex_lock(&root->lock);
     if (!root->has_thread) {
         pthread_mutex_unlock(&root->lock);

@@ -2,8 +2,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/fsck.h"
 #include "fusefs/lease.h"
-
-#include <time.h>
+#include "iouring/clock.h"
 
 /* A pass begins a day after the one before began, or at once if that took longer. While another
  * daemon is at it we ask now and then. */
@@ -65,19 +64,17 @@ static bool make_pass(cg_fs *fs)
 
 void cg_fs_scrub(cg_fs *fs)
 {
-    struct timespec start, now;
     if (fs->scrub_bytes_per_s == 0 || fs->read_only)
         return;
     cg_fs_stand_back();
     do {
         uint64_t every_s = ASK_SECONDS;
-        clock_gettime(CLOCK_MONOTONIC, &start);
+        const int64_t start_s = cg_now_s();
         if (cg_lease_take(&fs->staging, LEASE)) {
             every_s = make_pass(fs) ? PASS_SECONDS : ASK_SECONDS;
             cg_lease_give_back(&fs->staging, LEASE);
         }
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        const uint64_t passed_s = (uint64_t)(now.tv_sec - start.tv_sec);
+        const uint64_t passed_s = (uint64_t)(cg_now_s() - start_s);
         every_s = passed_s < every_s ? every_s - passed_s : 0;
         if (cg_fs_wait(fs, every_s * 1000000000u))
             return;

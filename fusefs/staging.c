@@ -1,6 +1,7 @@
 #include "fusefs/staging.h"
 
 #include "iouring/beneath.h"
+#include "iouring/clock.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -14,13 +15,6 @@
 #include <unistd.h>
 
 enum { MAX_DEPTH = 32 };
-
-static int64_t now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec;
-}
 
 static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
 {
@@ -79,7 +73,7 @@ bool cg_staging_is_dead(cg_staging *staging, const char *name)
     const cg_life life = own_life(staging);
     if (fstatat(staging->all_fd, name, &attr, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT;
-    return cg_life_is_dead(&staging->watch, &life, staging->all_fd, name, now_s());
+    return cg_life_is_dead(&staging->watch, &life, staging->all_fd, name, cg_now_s());
 }
 
 static uint64_t remove_dead(cg_staging *staging)
@@ -94,7 +88,7 @@ static uint64_t remove_dead(cg_staging *staging)
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             strcmp(entry->d_name, own) != 0 &&
-            cg_life_is_dead(&staging->watch, &life, staging->all_fd, entry->d_name, now_s()))
+            cg_life_is_dead(&staging->watch, &life, staging->all_fd, entry->d_name, cg_now_s()))
             n_removed += cg_staging_remove(staging->all_fd, entry->d_name);
     closedir(dir);
     return n_removed;
@@ -180,11 +174,7 @@ int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_
         return error;
     pthread_mutex_init(&staging->remaking, NULL);
     pthread_mutex_init(&staging->ending_lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&staging->ending, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cg_cond_init(&staging->ending);
     cg_life_watch_init(&staging->watch);
     error = make_own(staging);
     if (error != 0)
@@ -199,10 +189,9 @@ int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_
 /* True: the end. */
 static bool wait_for_beat(cg_staging *staging)
 {
-    struct timespec until;
+    const struct timespec until =
+        cg_deadline_in((uint64_t)(staging->silent_s / CG_LIFE_BEATS) * CG_SECOND_NS);
     int error = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += staging->silent_s / CG_LIFE_BEATS;
     pthread_mutex_lock(&staging->ending_lock);
     while (!staging->is_ending && error == 0)
         error = pthread_cond_timedwait(&staging->ending, &staging->ending_lock, &until);

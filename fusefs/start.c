@@ -6,6 +6,7 @@
 #include "fusefs/pending.h"
 #include "fusefs/space.h"
 #include "fusefs/watch.h"
+#include "iouring/clock.h"
 #include "iouring/layout.h"
 
 #include <errno.h>
@@ -22,11 +23,7 @@ static const uint64_t VALIDATION_BYTES = UINT64_C(256) << 20; /* of checks that 
 
 static void init_keep_stop(cg_fs *fs)
 {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&fs->keep_stop, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cg_cond_init(&fs->keep_stop);
     pthread_mutex_init(&fs->keep_lock, NULL);
 }
 
@@ -292,7 +289,6 @@ static void *look_through(void *arg)
 
 void cg_fs_keep(cg_fs *fs)
 {
-    struct timespec now;
     pthread_t behind;
     if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
         cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
@@ -304,17 +300,16 @@ void cg_fs_keep(cg_fs *fs)
     }
     pthread_mutex_lock(&fs->keep_lock);
     while (!fs->is_stopping) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
         /* The work is done without the lock, so that cg_fs_stop() need not wait for it to take the
          * lock. `continue`: the question whether to stop comes first again. */
-        if (cg_space_is_due(fs, now.tv_sec)) {
+        if (cg_space_is_due(fs, cg_now_s())) {
             pthread_mutex_unlock(&fs->keep_lock);
             cg_space_tend(fs);
             pthread_mutex_lock(&fs->keep_lock);
             continue;
         }
-        now.tv_sec += KEEP_SECONDS;
-        pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &now);
+        const struct timespec until = cg_deadline_in(KEEP_SECONDS * CG_SECOND_NS);
+        pthread_cond_timedwait(&fs->keep_stop, &fs->keep_lock, &until);
     }
     pthread_mutex_unlock(&fs->keep_lock);
     if (has_behind)

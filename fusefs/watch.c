@@ -1,4 +1,5 @@
 #include "fusefs/watch.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,8 +103,7 @@ cg_settled cg_watch_settle(const cg_fs *fs, int fd)
     clock_gettime(CLOCK_REALTIME, &now);
     if (attr.st_ctim.tv_sec + 1 < now.tv_sec)
         settled.changed_ns = attr.st_ctim.tv_sec * INT64_C(1000000000) + attr.st_ctim.tv_nsec;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    settled.looked_at_s = (uint32_t)now.tv_sec;
+    settled.looked_at_s = (uint32_t)cg_now_s();
     return settled;
 }
 

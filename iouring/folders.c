@@ -1,6 +1,7 @@
 #include "iouring/folders.h"
 
 #include "iouring/beneath.h"
+#include "iouring/clock.h"
 #include "iouring/io_op.h"
 
 #include <dirent.h>
@@ -96,9 +97,9 @@ cg_status cg_folders_open(cg_folders *folders, int dir_fd, const char *path, uin
         folders->next = (index + 1) % CG_N_FOLDERS;
         if (!is_there[index] || (folders->fds[index] < 0 && folders->n_open >= most))
             continue;
-        const uint64_t began_ns = cg_io_now_ns();
+        const uint64_t began_ns = cg_now_ns();
         open_one(folders, fd, index);
-        n_slow = cg_io_now_ns() - began_ns > round_trip_ns / 2 ? n_slow + 1 : 0;
+        n_slow = cg_now_ns() - began_ns > round_trip_ns / 2 ? n_slow + 1 : 0;
     }
     closedir(dir);
     return CG_OK;

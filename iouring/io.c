@@ -2,6 +2,7 @@
  * be taken. How an operation runs is the backend's matter (iouring/io_backend.h). */
 #include "iouring/io.h"
 
+#include "iouring/clock.h"
 #include "iouring/io_backend.h"
 
 #include <errno.h>
@@ -94,7 +95,7 @@ cg_io_backend cg_io_backend_in_use(const cg_io *io)
 
 uint64_t cg_io_deadline_ns(uint64_t timeout_ns)
 {
-    const uint64_t now_ns = cg_io_now_ns();
+    const uint64_t now_ns = cg_now_ns();
     return timeout_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + timeout_ns;
 }
 
@@ -274,7 +275,7 @@ void cg_io_complete_abandoned(cg_io *io, const cg_io_op *op)
         .status = CG_ERR_TIMED_OUT,
         .error = ETIMEDOUT,
         .submitted_ns = op->submitted_ns,
-        .completed_ns = cg_io_now_ns(),
+        .completed_ns = cg_now_ns(),
         .file = -1,
     };
 }

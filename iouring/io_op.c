@@ -1,4 +1,5 @@
 #include "iouring/io_op.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -6,15 +7,7 @@
 #include <stdio.h> /* renameat */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-uint64_t cg_io_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_op **op_out)
 {
@@ -48,7 +41,7 @@ cg_status cg_io_op_new(cg_io_op_kind kind, int dir_fd, const char *path, cg_io_o
     op->kind = kind;
     op->dir_fd = dir_fd;
     op->fd = -1;
-    op->submitted_ns = cg_io_now_ns();
+    op->submitted_ns = cg_now_ns();
     *op_out = op;
     return CG_OK;
 }
@@ -81,7 +74,7 @@ void cg_io_op_record_error(cg_io_op *op, int error)
 void cg_io_op_finish(cg_io_op *op)
 {
     op->step = (cg_io_step){.kind = CG_IO_STEP_DONE};
-    op->completed_ns = cg_io_now_ns();
+    op->completed_ns = cg_now_ns();
 }
 
 static int64_t run(const cg_io_step *s)

@@ -92,8 +92,6 @@ typedef struct cg_io_op {
     uint64_t file_bytes, completed_ns;
 } cg_io_op;
 
-uint64_t cg_io_now_ns(void); /* CLOCK_MONOTONIC */
-
 /* From any thread. (Compiler builtins, because C++17 does not know C11's atomic_bool.) */
 static inline void cg_io_op_abandon(cg_io_op *op)
 {

@@ -4,6 +4,7 @@
  * takes its place, and when the queue is freed it is detached; whatever it may still touch belongs
  * to `threads`, which the last one frees.
  */
+#include "iouring/clock.h"
 #include "iouring/io_backend.h"
 #include "iouring/io_steps.h"
 #include "iouring/thread_signals.h"
@@ -263,7 +264,7 @@ static void threads_abandon(cg_io *io, uint64_t user)
     pthread_mutex_lock(&t->lock);
     for (cg_io_op *op = take_waiting(t, has_user, user), *next; op != NULL; op = next) {
         next = op->next;
-        op->completed_ns = cg_io_now_ns();
+        op->completed_ns = cg_now_ns();
         cg_io_op_record_error(op, ETIMEDOUT);
         list_push(&t->finished, op);
     }
@@ -336,16 +337,10 @@ static const cg_io_backend_calls CALLS = {
 
 static int init_locks(threads *t)
 {
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0)
-        return error;
-    /* Only `done` is waited for with a time-out, which is of cg_io_now_ns()'s clock. */
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    int error;
     if ((error = pthread_mutex_init(&t->lock, NULL)) == 0 &&
         (error = pthread_cond_init(&t->work, NULL)) == 0)
-        error = pthread_cond_init(&t->done, &attributes);
-    pthread_condattr_destroy(&attributes);
+        error = cg_cond_init(&t->done);
     return error;
 }
 

@@ -3,6 +3,7 @@
  * What becomes of an operation is decided here, when its entries have come back; which entries it
  * puts into the ring is in io_uring_flight.c.
  */
+#include "iouring/clock.h"
 #include "iouring/io_backend.h"
 #include "iouring/io_read.h"
 #include "iouring/io_steps.h"
@@ -31,7 +32,7 @@ static void end_flight(cg_io *io, cg_io_flight *f)
     u->n_used--;
     /* Steps set the time when they finish. A chain has no last step. */
     if (op->completed_ns == 0)
-        op->completed_ns = cg_io_now_ns();
+        op->completed_ns = cg_now_ns();
     if (!cg_io_op_is_abandoned(op)) {
         cg_io_complete(io, op);
         return;
@@ -209,7 +210,7 @@ static cg_status sleep_until(cg_io_uring *u, uint64_t deadline_ns)
     struct io_uring_cqe *cqe;
     struct __kernel_timespec left = {0};
     if (deadline_ns != UINT64_MAX) {
-        const uint64_t now_ns = cg_io_now_ns();
+        const uint64_t now_ns = cg_now_ns();
         if (now_ns >= deadline_ns)
             return CG_ERR_TIMED_OUT;
         left.tv_sec = (long long)((deadline_ns - now_ns) / 1000000000u);

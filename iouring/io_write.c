@@ -2,6 +2,7 @@
  * and its step; opened(), wrote(), linked() and the like take its result. Where these return bool,
  * true means that nothing is left to do. */
 #include "iouring/io_write.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +40,7 @@ void cg_io_temp_path(const char *path, char *temp_out)
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) != (ssize_t)sizeof random)
         random =
-            cg_io_now_ns() ^ (uint64_t)(uintptr_t)temp_out; /* O_EXCL and link() find a collision */
+            cg_now_ns() ^ (uint64_t)(uintptr_t)temp_out; /* O_EXCL and link() find a collision */
     sprintf(temp_out, "%.*s.%.*s.%016llx.tmp", dir_bytes, path, TEMP_NAME_BYTES, path + dir_bytes,
             (unsigned long long)random);
 }

@@ -5,6 +5,7 @@
  * start is as many questions to a far store as its size alone would be. The first batch asks for
  * the finest lossy level that is wanted, and for L0; the second for what the first left open.
  */
+#include "iouring/clock.h"
 #include "iouring/io_op.h"
 #include "iouring/store_internal.h"
 
@@ -185,7 +186,7 @@ static cg_status reap(lookup *l)
     while (n == 0) {
         const cg_store_patience *p = l->patience;
         const uint64_t until_ns = p != NULL ? p->until_ns(p->user, l->answered_ns) : UINT64_MAX,
-                       now_ns = cg_io_now_ns();
+                       now_ns = cg_now_ns();
         if (now_ns >= until_ns)
             return CG_ERR_TIMED_OUT;
         const cg_status status =
@@ -194,7 +195,7 @@ static cg_status reap(lookup *l)
         if (status != CG_OK)
             return status;
     }
-    l->answered_ns = cg_io_now_ns();
+    l->answered_ns = cg_now_ns();
     for (size_t i = 0; i < n; i++) {
         const uint64_t user = completions[i].user;
         l->take(l, user / CG_N_LEVELS, user % CG_N_LEVELS, &completions[i]);
@@ -293,7 +294,7 @@ cg_status cg_store_lookup_open(const cg_store *store, cg_io *io, const cg_key *k
                 .keeper = keeper,
                 .entries = entries_out,
                 .patience = patience,
-                .answered_ns = cg_io_now_ns(),
+                .answered_ns = cg_now_ns(),
                 .names = first_names,
                 .submit = submit_header,
                 .take = take_header};
@@ -318,7 +319,7 @@ cg_status cg_store_probe(const cg_store *store, cg_io *io, const cg_key *keys, s
                 .keys = keys,
                 .there = there_out,
                 .patience = patience,
-                .answered_ns = cg_io_now_ns(),
+                .answered_ns = cg_now_ns(),
                 .names = one_name,
                 .submit = submit_folder,
                 .take = take_folder};
