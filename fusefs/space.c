@@ -4,13 +4,13 @@
 #include "fusefs/drop.h"
 #include "fusefs/fs.h"
 #include "fusefs/lease.h"
+#include "iouring/clock.h"
 #include "iouring/store.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 enum {
     HIGH_PERCENT = 95,
@@ -124,22 +124,15 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
     return wanted_of(fs->space.quota_bytes, survey->used_bytes);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static bool survey_again(cg_fs *fs, cg_survey *survey)
 {
-    const int64_t start_ms = now_ms();
+    const uint64_t start_ns = cg_now_ns();
     /* Read before the survey: what is published while it runs counts twice rather than not at
      * all. */
     const uint64_t published_bytes = fs->metrics.published_bytes;
     cg_survey_free(survey);
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
-    fs->space.survey_ms = now_ms() - start_ms;
+    fs->space.survey_ms = (int64_t)((cg_now_ns() - start_ns) / 1000000u);
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
         fs->space.published_bytes = published_bytes;
@@ -236,7 +229,7 @@ static bool rests(const cg_fs *fs, int64_t passed_s)
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 {
     const int64_t passed_s = now_s - fs->space.surveyed_at_s;
-    return fs->space.surveyed_at_s == 0 || passed_s >= SURVEY_SECONDS ||
+    return fs->space.surveyed_at_s == 0 || has_rested(fs, passed_s, SURVEY_SECONDS) ||
            (may_be_full(fs) && !rests(fs, passed_s)) ||
            (fs->space.is_unfinished && has_rested(fs, passed_s, ASK_SECONDS));
 }
@@ -244,7 +237,6 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 void cg_space_tend(cg_fs *fs)
 {
     cg_survey survey = {0};
-    struct timespec now;
     struct statvfs store;
     if (fs->space.surveyed_at_s == 0 && fstatvfs(fs->root_fd, &store) == 0 &&
         (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
@@ -253,14 +245,13 @@ void cg_space_tend(cg_fs *fs)
             "the store is mounted noatime: past this mount only connectors' loads count as used");
     /* Who does not get it still makes surveys: its mount shows and checks how full the store is. */
     const bool is_ours = cg_lease_take(&fs->staging, LEASE);
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t now_s = cg_now_s();
     fs->space.is_waiting = !is_ours;
-    fs->space.waits_since_s = now.tv_sec;
-    if (!is_ours && !is_survey_due(fs, now.tv_sec))
+    fs->space.waits_since_s = now_s;
+    if (!is_ours && !is_survey_due(fs, now_s))
         return;
     const bool is_surveyed = survey_again(fs, &survey);
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    fs->space.surveyed_at_s = now.tv_sec;
+    fs->space.surveyed_at_s = cg_now_s();
     if (is_surveyed && is_ours) {
         fs->space.is_unfinished = false;
         tend_survey(fs, &survey);
