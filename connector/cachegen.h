@@ -13,8 +13,11 @@
  * Guarantees. Structs begin with struct_size and abi_version and grow only at their end. The
  * library reads min(struct_size, its own size) and takes the rest as zero; zero is always the
  * default. In a struct that the caller gives, abi_version is CACHEGEN_ABI_VERSION, or 0 for the
- * first; another one is refused (22, unsupported version). Symbols are versioned
+ * first; another one is refused (CACHEGEN_ERR_UNSUPPORTED_VERSION). Symbols are versioned
  * (libcachegen.map). Nothing here aborts the host. Every failure of a store is a cache miss.
+ * Errors. Any function that returns a status returns CACHEGEN_ERR_INVALID_ARGUMENT for NULL, sizes
+ * and numbers that cannot be, and CACHEGEN_ERR_NO_MEMORY; comments name the others. Then what it
+ * would give back is NULL, 0 or as it was, and there is nothing to free.
  * Signals of the host reach none of the library's threads, except those that a thread causes itself
  * (SIGSEGV and the like), which are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
@@ -37,10 +40,37 @@ extern "C" {
 #define CACHEGEN_API __attribute__((visibility("default")))
 #endif
 
-/* 0 is success; the numbers are those of codec/status.h and are pinned. 6 (CACHEGEN_AGAIN) means
- * "not yet". */
+/* How a call or an operation ended. The numbers are pinned, and later versions may add some: what
+ * is not listed here is an error, too. */
 typedef int32_t cachegen_status;
-enum { CACHEGEN_OK = 0, CACHEGEN_AGAIN = 6 };
+enum {
+    CACHEGEN_OK = 0,
+    CACHEGEN_ERR_INVALID_ARGUMENT = 1,
+    CACHEGEN_ERR_NO_MEMORY = 2,
+    CACHEGEN_ERR_BUFFER_TOO_SMALL = 3,
+    CACHEGEN_ERR_UNSUPPORTED = 4, /* a geometry, dtype or device that is refused by name */
+    CACHEGEN_ERR_CANCELLED = 5,
+    CACHEGEN_AGAIN = 6, /* not yet: ask again */
+    /* A chunk, or a plan, that is not what it should be. */
+    CACHEGEN_ERR_TRUNCATED = 20,
+    CACHEGEN_ERR_CORRUPT = 21,
+    CACHEGEN_ERR_UNSUPPORTED_VERSION = 22,
+    CACHEGEN_ERR_BAD_MAGIC = 23,
+    CACHEGEN_ERR_FOREIGN_MODEL = 30,
+    CACHEGEN_ERR_FOREIGN_PROFILE = 31,
+    CACHEGEN_ERR_FOREIGN_TOKENS = 32,
+    CACHEGEN_ERR_LOSSY_PREFIX =
+        33, /* computed on a prefix that is worse than the request accepts */
+    /* The store, or a GPU. */
+    CACHEGEN_ERR_NOT_FOUND = 40,
+    CACHEGEN_ERR_EXISTS = 41,
+    CACHEGEN_ERR_IO = 42,
+    CACHEGEN_ERR_NO_SPACE = 43,
+    CACHEGEN_ERR_PERMISSION = 44,
+    CACHEGEN_ERR_TIMED_OUT = 45, /* late: a deadline passed, or a mount hangs */
+    CACHEGEN_ERR_READ_ONLY = 46,
+    CACHEGEN_ERR_DEVICE = 47,
+};
 
 typedef struct cachegen cachegen;               /* a connector: a store, a model, threads */
 typedef struct cachegen_lookup cachegen_lookup; /* a look-up under way */
@@ -54,11 +84,11 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
  * that lossy levels are coded with. A store without a profile opens, too, and serves L0. No thread
  * stays before the first operation; where the store is far, one starts with the first layout that
  * is registered.
- * 45 (timed out): the store has not answered for open_timeout_ms (configured). Then a thread is
- * left behind, which frees what it has when the store answers, if ever. On failure *out is NULL,
- * and error[error_bytes] (may be NULL) holds one sentence that names the key. On success it is
- * empty, or a warning: the curve of quality in model.json is not valid, and the built-in one is
- * used. */
+ * CACHEGEN_ERR_TIMED_OUT: the store has not answered for open_timeout_ms (configured). Then a
+ * thread is left behind, which frees what it has when the store answers, if ever. On failure *out
+ * is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the key. On success
+ * it is empty, or a warning: the curve of quality in model.json is not valid, and the built-in one
+ * is used. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
@@ -70,7 +100,9 @@ CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, 
  * a handle waits for its operation: for a save as long as it takes, for an operation of a GPU that
  * hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
+/* What a status means, in a few words of English: a constant of the library's, never NULL. */
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);
+/* CACHEGEN_ABI_VERSION of the library that was loaded. */
 CACHEGEN_API uint32_t cachegen_abi_version(void);
 
 /* Types of elements. FP8_E4M3 is OCP's, without infinities. An fp8 element may stand for the
@@ -104,6 +136,7 @@ typedef struct cachegen_info {
 /* UNUSED: no layout is in a GPU's memory. OFF: no GPU can be used. Something is missing
  * (libcachegen_cuda.so, a driver, a GPU ...), or the GPU had an error that stays. */
 enum { CACHEGEN_GPU_UNUSED = 0, CACHEGEN_GPU_ON = 1, CACHEGEN_GPU_OFF = 2 };
+/* Fills *info_out, as far as its struct_size reaches; so does cachegen_get_stats(). */
 CACHEGEN_API cachegen_status cachegen_get_info(cachegen *connector, cachegen_info *info_out);
 
 /* ---- paged KV blocks ---- */
@@ -143,9 +176,9 @@ typedef struct cachegen_kv_layout {
 
 /* Registers a layout. The blocks must stay until cachegen_close(). *kv_id_out names the layout in
  * loads and saves. It is refused unless layers, heads, head_dim and dtype agree with the
- * connector's model. "exists": another rank of the group has head 0 and saves, too.
+ * connector's model. CACHEGEN_ERR_EXISTS: another rank of the group has head 0 and saves, too.
  * The first layout in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
- * saves will need there. "not supported" means that there is no GPU; cachegen_info.gpu_reason says
+ * saves will need there. CACHEGEN_ERR_UNSUPPORTED: there is no GPU; cachegen_info.gpu_reason says
  * why. All layouts in a GPU's memory must be in that of one GPU. */
 CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
                                                   const cachegen_kv_layout *layout,
@@ -205,7 +238,7 @@ typedef struct cachegen_lookup_options {
     uint64_t max_kl_micronats; /* the hit may cost this KL divergence at most, as predicted, and is
                                   read no finer than that needs; 0: anything. Of a load that ends
                                   early, what is there is as it was chosen for the whole hit. Needs
-                                  the choice of levels: an error (1) with level_plus_1 */
+                                  the choice of levels: an invalid argument with level_plus_1 */
 } cachegen_lookup_options;
 /* cachegen_lookup_start() with options; NULL is fine. */
 CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
@@ -223,8 +256,8 @@ CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,
  * CACHEGEN_OK: *hit_out is filled; a hit of 0 tokens is a miss, whatever the reason. */
 CACHEGEN_API cachegen_status cachegen_lookup_poll(cachegen_lookup *lookup, cachegen_hit *hit_out);
 /* Copies the plan: the bytes that cachegen_load_start() takes, in this process or another.
- * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told. Only
- * after poll said OK. */
+ * *plan_bytes is the room at plan, then the plan's size; with plan NULL only the size is told.
+ * CACHEGEN_ERR_BUFFER_TOO_SMALL: the room is less than that. Only after poll said OK. */
 CACHEGEN_API cachegen_status cachegen_lookup_plan(cachegen_lookup *lookup, void *plan,
                                                   size_t *plan_bytes);
 CACHEGEN_API void cachegen_lookup_free(cachegen_lookup *lookup); /* cancels; NULL is fine */
@@ -266,7 +299,7 @@ typedef struct cachegen_progress {
     uint64_t total_ns;  /* since start */
     /* Of a load whose status is not OK: the chunk that ended it. Its first token; its levels that
      * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, or out of memory);
-     * and, with "lossy prefix", its worst level, provenance counted. */
+     * and, with CACHEGEN_ERR_LOSSY_PREFIX, its worst level, provenance counted. */
     uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t copied; /* of a save: 1: the blocks may be overwritten */
     /* Of a load: what was delivered. */
@@ -277,20 +310,25 @@ typedef struct cachegen_progress {
     uint64_t memory_ns;              /* of read_ns: of these */
 } cachegen_progress;
 
+/* Starts carrying a plan out; never waits for the store. The plan's bytes may be no plan, or one of
+ * another version (20 to 23), or of another model or profile (30, 31). CACHEGEN_ERR_DEVICE: the GPU
+ * failed. After an error nothing is written to the blocks. */
 CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
                                                  const cachegen_load_request *request,
                                                  cachegen_load **out);
 /* Always fills *progress_out. CACHEGEN_AGAIN until the load is done. A load that is done with
  * loaded_tokens < to_token has left garbage in the blocks from loaded_tokens on: the engine
  * recomputes them.
- * A load ends by itself half a second after the plan's budget, which began with the request. Where
- * computing the rest would take longer than that, the work that the engine has before it included,
- * it may go on until the engine would have computed it. A load with min_delay, or one that was
- * planned to take longer than its budget, may go on as long as bytes arrive at least twice a second
- * (over a link that was measured to be slow: in twice the time that what was asked for takes). With
- * min_delay it goes on until it is done, else at most for twice the time that the smallest level of
- * its chunks should take. Of a store that is silent it ends at the latest after read_timeout_ms
- * (configured). What has arrived by then counts. */
+ * When a load ends by itself, at the latest. What has arrived by then counts.
+ * - Half a second after the plan's budget, which began with the request.
+ * - Where the engine would take longer to compute the rest, and what it has to do before: when it
+ *   would have computed it.
+ * - Planned to take longer than its budget: after twice the time that the smallest level of its
+ *   chunks should take, if bytes go on arriving.
+ * - With min_delay: when it is done, if bytes go on arriving.
+ * - Of a store that is silent: after read_timeout_ms (configured).
+ * Bytes go on arriving if some do twice a second, or, over a link that was measured to be slow, in
+ * twice the time that what was asked for takes. */
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* The levels of the chunks of the prefix that is whole, first to last (chunks_at counts them):
@@ -304,9 +342,9 @@ CACHEGEN_API void cachegen_load_cancel(cachegen_load *load);
 CACHEGEN_API void cachegen_load_free(cachegen_load *load);
 /* Tells a connector that plans but does not load (an engine's scheduler) what ended a load of this
  * plan in another process (a worker). Only the chunk at failed_token is blamed, and only at the
- * levels that failed. Those are not offered until retry_ms (configured) has passed. After "lossy
- * prefix" they still are, to requests that accept failed_worst_level. A load that ran out of time
- * (45) blames no chunk, if it could read anything at all. */
+ * levels that failed. Those are not offered until retry_ms (configured) has passed. After
+ * CACHEGEN_ERR_LOSSY_PREFIX they still are, to requests that accept failed_worst_level. A load that
+ * ran out of time (CACHEGEN_ERR_TIMED_OUT) blames no chunk, if it could read anything at all. */
 CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,
                                                     size_t plan_bytes,
                                                     const cachegen_progress *progress);
@@ -349,10 +387,12 @@ typedef struct cachegen_save_request {
  * memory. A context then holds the part of the prompt that is stored; if nothing is, there is no
  * context. Errors are counted and reported by poll; they never harm the store.
  * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
- * 45 (timed out): the store hangs, and the thread that saves with it; nothing was taken. */
+ * CACHEGEN_ERR_TIMED_OUT: the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
+/* Always fills *progress_out: done, status, loaded_tokens (what is stored of the prompt) and
+ * copied. CACHEGEN_AGAIN until the save is done. */
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
 /* Of a save with copy_later: nothing more is copied, since the blocks are wanted. From the return

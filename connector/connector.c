@@ -24,6 +24,32 @@ uint32_t cachegen_abi_version(void)
     return CACHEGEN_ABI_VERSION;
 }
 
+/* What the library returns are cg_status values. */
+#define SAME(NAME) _Static_assert((int)CACHEGEN_##NAME == (int)CG_##NAME, #NAME)
+SAME(OK);
+SAME(ERR_INVALID_ARGUMENT);
+SAME(ERR_NO_MEMORY);
+SAME(ERR_BUFFER_TOO_SMALL);
+SAME(ERR_UNSUPPORTED);
+SAME(ERR_CANCELLED);
+SAME(ERR_TRUNCATED);
+SAME(ERR_CORRUPT);
+SAME(ERR_UNSUPPORTED_VERSION);
+SAME(ERR_BAD_MAGIC);
+SAME(ERR_FOREIGN_MODEL);
+SAME(ERR_FOREIGN_PROFILE);
+SAME(ERR_FOREIGN_TOKENS);
+SAME(ERR_LOSSY_PREFIX);
+SAME(ERR_NOT_FOUND);
+SAME(ERR_EXISTS);
+SAME(ERR_IO);
+SAME(ERR_NO_SPACE);
+SAME(ERR_PERMISSION);
+SAME(ERR_TIMED_OUT);
+SAME(ERR_READ_ONLY);
+SAME(ERR_DEVICE);
+_Static_assert((int)CACHEGEN_AGAIN == (int)CG_ERR_AGAIN, "AGAIN");
+
 const char *cachegen_strerror(cachegen_status status)
 {
     return cg_strerror((cg_status)status);
