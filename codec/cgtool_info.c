@@ -60,11 +60,11 @@ typedef struct chunk_view {
     cg_chunk chunk;
     cg_status status; /* of cg_chunk_verify() */
     bool has_sections;
-    bool is_joined;                 /* K and V have one matrix: no section is a matrix of V */
-    uint32_t n_tokens_shown;        /* 0 when the tokens are damaged */
-    uint32_t *tokens;               /* free() */
-    bool has_steps;                 /* and they are whole */
-    uint32_t n_blocks[CG_N_SCALES]; /* of each scale */
+    bool is_joined;                       /* K and V have one matrix: no section is a matrix of V */
+    uint32_t n_tokens_shown;              /* 0 when the tokens are damaged */
+    uint32_t *tokens;                     /* free() */
+    bool has_steps;                       /* and they are whole */
+    uint32_t n_blocks[CG_N_STEP_FACTORS]; /* of each step factor */
     double bits_per_element, ratio;
 } chunk_view;
 
@@ -76,13 +76,13 @@ static const char *plane_name(const chunk_view *view, unsigned kind, unsigned pl
     return is_matrix && view->is_joined ? "K+V" : plane == CG_K ? "K" : "V";
 }
 
-/* How many blocks have each scale. */
-static void count_scales(const cg_tool_file *file, const cg_section *steps, chunk_view *view)
+/* How many blocks have each step factor. */
+static void count_step_factors(const cg_tool_file *file, const cg_section *steps, chunk_view *view)
 {
     view->has_steps = cg_chunk_section_check(&view->chunk, steps) == CG_OK;
     for (uint32_t b = 0; b < steps->bytes && view->has_steps; b++) {
         const uint8_t index = file->bytes[steps->offset + b];
-        view->has_steps = index < CG_N_SCALES;
+        view->has_steps = index < CG_N_STEP_FACTORS;
         view->n_blocks[view->has_steps ? index : 0]++;
     }
 }
@@ -108,7 +108,7 @@ static cg_status view_chunk(const cg_tool_file *file, chunk_view *view)
         const cg_section s = cg_chunk_section(&view->chunk, i);
         view->is_joined &= s.kind != CG_SECTION_SYMBOLS || s.plane == CG_K;
         if (s.kind == CG_SECTION_STEPS)
-            count_scales(file, &s, view);
+            count_step_factors(file, &s, view);
     }
     view->tokens = malloc(h->n_tokens * sizeof *view->tokens);
     if (view->tokens == NULL)
@@ -136,18 +136,18 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
                                 "share", (double)s.bytes / (double)h->file_bytes));
     }
     json_t *blocks = json_array(); /* empty without steps */
-    for (unsigned i = 0; i < CG_N_SCALES && view->has_steps; i++)
+    for (unsigned i = 0; i < CG_N_STEP_FACTORS && view->has_steps; i++)
         json_array_append_new(blocks, json_integer((json_int_t)view->n_blocks[i]));
     char scales[17] = ""; /* without */
-    if (h->scales != 0)
-        snprintf(scales, sizeof scales, "%016" PRIx64, h->scales);
+    if (h->cache_scales != 0)
+        snprintf(scales, sizeof scales, "%016" PRIx64, h->cache_scales);
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:s, s:s, s:s, s:s, s:s, "
         "s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "chunk", "status", cg_strerror(view->status), "ok",
         view->status == CG_OK, "version", (int)h->version, "level", cg_tool_level_name(h->level),
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",
-        geometry_json(&h->geometry), "scales", scales, "first_position",
+        geometry_json(&h->geometry), "cache_scales", scales, "first_position",
         (json_int_t)h->first_position, "n_tokens", (json_int_t)h->n_tokens, "token_bytes",
         h->token_bytes, "model", hex(h->model.bytes).text, "profile", hex(h->profile.bytes).text,
         "parent", hex(h->parent.bytes).text, "extra", hex(h->extra.bytes).text, "key",
@@ -155,7 +155,7 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
         (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
         view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections,
-        "level_bytes", level_bytes, "blocks_by_scale", blocks);
+        "level_bytes", level_bytes, "blocks_by_step_factor", blocks);
 }
 
 static void print_row(const char *kind, const char *where, uint64_t bytes, const cg_chunk_header *h)
@@ -205,10 +205,10 @@ static void print_chunk(const char *path, const chunk_view *view)
     printf("  model        %s\n", hex(h->model.bytes).text);
     if (h->level != CG_L0)
         printf("  profile      %s\n", hex(h->profile.bytes).text);
-    if (h->scales != 0)
+    if (h->cache_scales != 0)
         printf("  scales       %016" PRIx64
                ": elements are stored divided by scales of their own\n",
-               h->scales);
+               h->cache_scales);
     printf("  parent       %s\n", hex(h->parent.bytes).text);
     if (!cg_key_is_zero(&h->extra))
         printf("  extra        %s\n", hex(h->extra.bytes).text);
@@ -226,9 +226,9 @@ static void print_chunk(const char *path, const chunk_view *view)
     }
     if (view->has_steps) {
         printf("  blocks      ");
-        for (unsigned i = 0; i < CG_N_SCALES; i++)
-            printf(" %" PRIu32 " at %.2f%s", view->n_blocks[i], (double)CG_SCALES[i],
-                   i + 1 < CG_N_SCALES ? "," : " times the level's step\n");
+        for (unsigned i = 0; i < CG_N_STEP_FACTORS; i++)
+            printf(" %" PRIu32 " at %.2f%s", view->n_blocks[i], (double)CG_STEP_FACTORS[i],
+                   i + 1 < CG_N_STEP_FACTORS ? "," : " times the level's step\n");
     }
     if (view->has_sections)
         print_sections(view);

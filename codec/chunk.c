@@ -35,7 +35,7 @@ static bool check_levels(cg_chunk_header *h)
     return h->level_bytes[h->coarsest] >= h->header_bytes;
 }
 
-uint64_t cg_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers)
+uint64_t cg_cache_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers)
 {
     uint8_t bytes[CG_MAX_LAYERS * CG_N_PLANES * 4];
     uint32_t n_other = 0;
@@ -73,7 +73,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     h.geometry.head_dim = (uint16_t)cg_get_le(at + 8, 2);
     h.geometry.n_planes = at[10];
     const bool reserved_is_zero = at[11] == 0;
-    h.scales = cg_get_le(bytes + 48, 8);
+    h.cache_scales = cg_get_le(bytes + 48, 8);
     h.first_position = (uint32_t)cg_get_le(bytes + 36, 4);
     h.n_tokens = (uint32_t)cg_get_le(bytes + 40, 4);
     h.n_sections = (uint32_t)cg_get_le(bytes + 44, 4);
@@ -91,7 +91,7 @@ cg_status cg_chunk_header_parse(const uint8_t *bytes, size_t n_bytes, cg_chunk_h
     const cg_status status = cg_geometry_check(&h.geometry);
     if (status != CG_OK)
         return status == CG_ERR_UNSUPPORTED ? status : CG_ERR_CORRUPT;
-    if (h.scales != 0 && !cg_dtype_has_scales(h.geometry.dtype))
+    if (h.cache_scales != 0 && !cg_dtype_has_cache_scales(h.geometry.dtype))
         return CG_ERR_CORRUPT;
     if (h.level >= CG_N_LEVELS || h.prefix_level >= CG_N_LEVELS || h.token_bytes < 2 ||
         h.token_bytes > 4 || h.n_tokens == 0 || h.n_tokens > CG_MAX_CHUNK_TOKENS ||
@@ -287,10 +287,10 @@ cg_status cg_chunk_section_check(const cg_chunk *chunk, const cg_section *sectio
 }
 
 /* Of a section of steps. */
-static bool are_scales(const uint8_t *scale_index, size_t n_blocks)
+static bool are_scales(const uint8_t *factor_index, size_t n_blocks)
 {
     for (size_t b = 0; b < n_blocks; b++) {
-        if (scale_index[b] >= CG_N_SCALES)
+        if (factor_index[b] >= CG_N_STEP_FACTORS)
             return false;
     }
     return true;
@@ -463,7 +463,7 @@ cg_status cg_chunk_finish(const cg_chunk_header *h, const cg_section *sections, 
     cg_put_le(bytes + 36, 4, h->first_position);
     cg_put_le(bytes + 40, 4, h->n_tokens);
     cg_put_le(bytes + 44, 4, h->n_sections);
-    cg_put_le(bytes + 48, 8, h->scales);
+    cg_put_le(bytes + 48, 8, h->cache_scales);
     memcpy(bytes + 56, h->model.bytes, 16);
     memcpy(bytes + 72, h->profile.bytes, 16);
     memcpy(bytes + 88, h->parent.bytes, 16);

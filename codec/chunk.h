@@ -42,7 +42,7 @@ typedef enum cg_section_kind {
     CG_SECTION_JOINT = 7,
     CG_SECTION_JOINT_TO_L2 = 8,
     CG_SECTION_JOINT_TO_L1 = 9,
-    CG_SECTION_STEPS = 10, /* version 5: the scale of each block's step (codec/block_order.h) */
+    CG_SECTION_STEPS = 10, /* version 5: the factor of each block's step (codec/block_order.h) */
 } cg_section_kind;
 
 /* The kind of the sections that make the next coarser level into this one, L1 or L2. */
@@ -91,7 +91,7 @@ typedef struct cg_chunk_header {
     cg_fingerprint model;
     cg_fingerprint profile; /* zeros at L0 */
     cg_key parent, extra, key;
-    uint64_t scales; /* cg_scales_hash() of an fp8 cache's; 0: none, or all are 1 */
+    uint64_t cache_scales; /* cg_cache_scales_hash() of an fp8 cache's; 0: none, or all are 1 */
 } cg_chunk_header;
 
 /* Whether the level can be read from the file alone. */
@@ -113,7 +113,7 @@ static inline size_t cg_chunk_align(uint32_t version)
 }
 
 /* Tells the scales [n_layers][2] of an fp8 cache (codec/profile.h) from others. 0: all are 1. */
-uint64_t cg_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers);
+uint64_t cg_cache_scales_hash(const float (*scales)[CG_N_PLANES], uint32_t n_layers);
 
 /* Parses the fixed header from the first bytes of a file (at least CG_CHUNK_FIXED_BYTES). The
  * header's checksum covers the section table, too, so it is not checked here. For readers like `ls`
@@ -138,9 +138,9 @@ cg_status cg_chunk_open(const uint8_t *bytes, size_t n_bytes, cg_chunk *chunk_ou
 cg_section cg_chunk_section(const cg_chunk *chunk, uint32_t section_index);
 
 /* Checks everything that can be checked without a profile: what cg_chunk_open() checks, and the
- * checksum of each section. Indices of steps must be below CG_N_SCALES. The key must be the hash of
- * parent, extra and tokens. A store runs this before it publishes. Errors of cg_chunk_open();
- * CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
+ * checksum of each section. Indices of steps must be below CG_N_STEP_FACTORS. The key must be the
+ * hash of parent, extra and tokens. A store runs this before it publishes. Errors of
+ * cg_chunk_open(); CG_ERR_CORRUPT; CG_ERR_NO_MEMORY. */
 cg_status cg_chunk_verify(const uint8_t *bytes, size_t n_bytes);
 
 /* Reads exactly n_bytes from offset on, or returns an error. */

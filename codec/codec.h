@@ -40,9 +40,9 @@ typedef struct cg_decoder cg_decoder;
  * level; to decode it at a coarser one, let n_bytes be that level's header.level_bytes.
  *
  * Checked here: the header and the section table. The chunk must name this profile and its model,
- * and have its geometry and scales. The steps of blocks must be whole. Exact elements must have at
- * least a third of their own size in bytes, which is the least that they can take. The other
- * sections' checksums are left to cg_decoder_run().
+ * and have its geometry and cache scales. The steps of blocks must be whole. Exact elements must
+ * have at least a third of their own size in bytes, which is the least that they can take. The
+ * other sections' checksums are left to cg_decoder_run().
  *
  * What it costs: a lossless chunk takes memory in proportion to its file, a lossy one in proportion
  * to its geometry, however small the file is. The decoder holds at most 4 bytes an element and 1
@@ -98,11 +98,12 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
  * about 8 % to a section, at most 16. A GPU decodes streams side by side, so it has a chunk that
  * comes alone in a fraction of the time.
  *
- * header: geometry, scales, first_position, n_tokens, prefix_level, model, parent and extra are
- * used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask is
- * only L0; otherwise it must outlive the encoder. Its model must be header->model, and its scales
- * the header's. With a joint matrix the encoder takes 4 bytes for each channel of that matrix and
- * each token, until it is freed; with queries, 4 bytes for each layer and block of 8 tokens.
+ * header: geometry, cache_scales, first_position, n_tokens, prefix_level, model, parent and extra
+ * are used; the rest is computed. tokens[n_tokens] are copied. profile may be NULL when level_mask
+ * is only L0; otherwise it must outlive the encoder. Its model must be header->model, and its
+ * scales the header's. With a joint matrix the encoder takes 4 bytes for each channel of that
+ * matrix and each token, until it is freed; with queries, 4 bytes for each layer and block of 8
+ * tokens.
  *
  * CG_ERR_LOSSY_PREFIX: L0 or L1 on a prefix lossier than that level. KV that was computed on a
  * lossy prefix has its errors already, and a fine level would pass them on as exact.
@@ -118,11 +119,11 @@ cg_task_shape cg_encoder_task_shape(const cg_encoder *encoder, uint32_t task_ind
 /* The most that any task or weighing takes. */
 size_t cg_encoder_scratch_bytes(const cg_encoder *encoder);
 /* Sets the step of each block of 8 tokens, at all levels: the level's times
- * CG_SCALES[scale_index[b]] (codec/block_order.h); scale_index has ceil(n_tokens / 8) bytes, and is
- * copied. To be called before any task runs; not called, all blocks have the level's own step.
- * Without lossy levels, and with a profile before version 4, it does nothing.
- * CG_ERR_INVALID_ARGUMENT: one is no index of a scale; nothing is set then. */
-cg_status cg_encoder_set_scales(cg_encoder *encoder, const uint8_t *scale_index);
+ * CG_STEP_FACTORS[factor_index[b]] (codec/block_order.h); factor_index has ceil(n_tokens / 8)
+ * bytes, and is copied. To be called before any task runs; not called, all blocks have the level's
+ * own step. Without lossy levels, and with a profile before version 4, it does nothing.
+ * CG_ERR_INVALID_ARGUMENT: one is no index of a factor; nothing is set then. */
+cg_status cg_encoder_set_step_factors(cg_encoder *encoder, const uint8_t *factor_index);
 /* How many layers can tell which blocks deserve finer steps: all, with a profile that has queries,
  * else 0. See codec/importance.h. */
 uint32_t cg_encoder_n_weighings(const cg_encoder *encoder);

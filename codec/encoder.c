@@ -25,7 +25,7 @@ struct cg_encoder {
     cg_heads heads;
     cg_encoding encoding; /* its mask has L0, too, and never what is not a level */
     cg_block_order order; /* with a profile, as steps */
-    cg_piece steps;       /* the section: each block's scale */
+    cg_piece steps;       /* the section: each block's factor */
     uint32_t n_tasks;
     /* With a joint matrix: whether a task has left its part [n_tasks], and how many have not. */
     bool *has_run;
@@ -51,7 +51,7 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask)
     return profile != NULL && profile->nests && lossy != 0 && (lossy & (lossy + lowest)) == 0;
 }
 
-/* Until somebody sets scales, all blocks have the level's own step. */
+/* Until somebody sets factors, all blocks have the level's own step. */
 static cg_status prepare_steps(cg_encoder *e)
 {
     const uint32_t n_blocks = cg_count_blocks(e->header.n_tokens);
@@ -62,8 +62,8 @@ static cg_status prepare_steps(cg_encoder *e)
     e->steps = (cg_piece){malloc(n_blocks), n_blocks};
     if (e->steps.bytes == NULL)
         return CG_ERR_NO_MEMORY;
-    memset(e->steps.bytes, CG_OWN_SCALE, n_blocks);
-    return cg_encoder_set_scales(e, e->steps.bytes);
+    memset(e->steps.bytes, CG_OWN_STEP_FACTOR, n_blocks);
+    return cg_encoder_set_step_factors(e, e->steps.bytes);
 }
 
 /* Room for what tasks leave for the joint matrix. */
@@ -262,13 +262,13 @@ void cg_encoder_free(cg_encoder *e)
     free(e);
 }
 
-cg_status cg_encoder_set_scales(cg_encoder *e, const uint8_t *scale_index)
+cg_status cg_encoder_set_step_factors(cg_encoder *e, const uint8_t *factor_index)
 {
     if (e->profile == NULL || e->profile->version < CG_PROFILE_VERSION_STEPS)
         return CG_OK;
-    if (cg_block_order_sort(e->profile, scale_index, &e->order) != CG_OK)
+    if (cg_block_order_sort(e->profile, factor_index, &e->order) != CG_OK)
         return CG_ERR_INVALID_ARGUMENT;
-    memmove(e->steps.bytes, scale_index, e->steps.n_bytes); /* they may be these bytes */
+    memmove(e->steps.bytes, factor_index, e->steps.n_bytes); /* they may be these bytes */
     return CG_OK;
 }
 
@@ -332,9 +332,9 @@ cg_status cg_encoder_weigh(cg_encoder *e, uint32_t layer, void *scratch, size_t 
     cg_status status = cg_importance_of_layer(&e->heads, layer, k, v, scratch,
                                               e->counts + (size_t)layer * n_blocks);
     if (status == CG_OK && atomic_fetch_sub(&e->n_to_weigh, 1) == 1) {
-        uint8_t scale_index[CG_MAX_CHUNK_TOKENS / CG_BLOCK_TOKENS];
-        cg_importance_scales(&e->heads, e->counts, scale_index);
-        status = cg_encoder_set_scales(e, scale_index);
+        uint8_t factor_index[CG_MAX_CHUNK_TOKENS / CG_BLOCK_TOKENS];
+        cg_importance_step_factors(&e->heads, e->counts, factor_index);
+        status = cg_encoder_set_step_factors(e, factor_index);
     }
     return status;
 }

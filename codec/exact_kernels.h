@@ -22,8 +22,8 @@ typedef struct cg_exact_kernels {
     /* Step 1a: out[n_channels], the sums rounded to nearest with k bits off. k is at least 1. */
     void (*give)(const int32_t *sums, unsigned k, size_t n_channels, int16_t *out);
     /* Steps 2 and 3 for one block of 8 tokens: x[8][x_stride] from the sums y[8][y_stride], of
-     * n_channels channels. unit: cg_bands_unit() times the block's scale. scale[n_channels]: step /
-     * weight. */
+     * n_channels channels. unit: cg_bands_unit() times the block's step factor. scale[n_channels]:
+     * step / weight. */
     void (*inverse_dct)(const int32_t *y, size_t y_stride, float unit, const float *scale,
                         const float *mean, size_t n_channels, float *x, size_t x_stride);
     /* Step 4: one head of one token in place, by cosine[half] and sine[half]; half = rotary_dim /

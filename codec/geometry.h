@@ -18,8 +18,8 @@ enum {
     CG_MAX_KV_HEADS = 1024,
     CG_MAX_HEAD_DIM = 1024,
     CG_MAX_CHUNK_TOKENS = 65536,
-    CG_BLOCK_TOKENS = 8, /* of the DCT, and of a step */
-    CG_N_SCALES = 7,     /* that a block's step may have: codec/block_order.h */
+    CG_BLOCK_TOKENS = 8,   /* of the DCT, and of a step */
+    CG_N_STEP_FACTORS = 7, /* that a block's step may have: codec/block_order.h */
     CG_FINGERPRINT_BYTES = 16,
     CG_KEY_BYTES = 16,
 };
@@ -53,7 +53,7 @@ size_t cg_dtype_bytes(unsigned dtype);
 const char *cg_dtype_name(unsigned dtype);
 
 /* Elements of fp8 may stand for the element times a scale of their layer and plane. */
-static inline bool cg_dtype_has_scales(unsigned dtype)
+static inline bool cg_dtype_has_cache_scales(unsigned dtype)
 {
     return dtype == CG_DTYPE_FP8_E4M3 || dtype == CG_DTYPE_FP8_E5M2;
 }

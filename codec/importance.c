@@ -182,7 +182,7 @@ static void subtract_mean(float *octaves, size_t from, size_t to)
         octaves[b] -= (float)(sum / (double)(to - from));
 }
 
-void cg_importance_scales(const cg_heads *heads, float *counts, uint8_t *scale_index_out)
+void cg_importance_step_factors(const cg_heads *heads, float *counts, uint8_t *factor_index_out)
 {
     const size_t n_blocks = cg_count_blocks(heads->n_tokens),
                  n_layers = heads->profile->geometry.n_layers;
@@ -197,9 +197,9 @@ void cg_importance_scales(const cg_heads *heads, float *counts, uint8_t *scale_i
     for (size_t b = first; b < n_blocks; b++)
         octaves[b] = limited(octaves[b]);
     subtract_mean(octaves, first, n_blocks);
-    memset(scale_index_out, CG_OWN_SCALE, n_blocks);
+    memset(factor_index_out, CG_OWN_STEP_FACTOR, n_blocks);
     for (size_t b = first; b < n_blocks; b++) {
-        const float index = CG_OWN_SCALE + nearbyintf(2 * octaves[b]);
-        scale_index_out[b] = (uint8_t)fminf(fmaxf(index, 0), CG_N_SCALES - 1);
+        const float index = CG_OWN_STEP_FACTOR + nearbyintf(2 * octaves[b]);
+        factor_index_out[b] = (uint8_t)fminf(fmaxf(index, 0), CG_N_STEP_FACTORS - 1);
     }
 }

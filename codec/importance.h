@@ -30,9 +30,9 @@ size_t cg_importance_scratch_bytes(const cg_profile *profile, uint32_t n_tokens)
 cg_status cg_importance_of_layer(const cg_heads *heads, uint32_t layer, const void *k,
                                  const void *v, void *scratch, float *counts_out);
 
-/* The blocks' scales, scale_index_out[n_blocks], from what they count to each layer,
+/* The blocks' step factors, factor_index_out[n_blocks], from what they count to each layer,
  * counts[n_layers][n_blocks], which is garbage afterwards. */
-void cg_importance_scales(const cg_heads *heads, float *counts, uint8_t *scale_index_out);
+void cg_importance_step_factors(const cg_heads *heads, float *counts, uint8_t *factor_index_out);
 
 #ifdef __cplusplus
 }

@@ -99,8 +99,9 @@ static void fill_rows(float *block, size_t n_channels, unsigned first, unsigned 
 }
 
 /* The spectra of all blocks in the order of their rows, frequency by frequency, so that a
- * projection walks neighbouring rows. They are divided by their blocks' scales: the quantizer's
- * step is then the same for all. Behind the channels a row has zeros up to its stride. */
+ * projection walks neighbouring rows. They are divided by their blocks' step factors: the
+ * quantizer's step is then the same for all. Behind the channels a row has zeros up to its stride.
+ */
 static bool load_rows(const cg_heads *heads, const cg_block_order *order, const cg_group *group,
                       unsigned matrix, const void *in, encode_work *w)
 {
@@ -111,7 +112,7 @@ static bool load_rows(const cg_heads *heads, const cg_block_order *order, const 
         memset(w->rows + r * w->row_stride + n, 0, (w->row_stride - n) * sizeof *w->rows);
     for (size_t row = 0; row < n_blocks; row++) {
         const size_t b = order->block[row];
-        const float factor = 1 / CG_SCALES[order->scale[row]];
+        const float factor = 1 / CG_STEP_FACTORS[order->factor_index[row]];
         const cg_lane_coded_tokens coded = cg_lane_find_coded(
             (uint32_t)b, heads->first_position, heads->n_tokens, heads->profile->n_sinks);
         for (unsigned t = 0; t < coded.end; t++)
@@ -175,7 +176,7 @@ static bool sum_spectra(const cg_heads *heads, const cg_block_order *order, cons
         for (size_t row = 0; row < order->n_blocks; row++) {
             const size_t b = order->block[row];
             const float factor =
-                cg_lane_row_sign((uint32_t)row) * (1 / CG_SCALES[order->scale[row]]);
+                cg_lane_row_sign((uint32_t)row) * (1 / CG_STEP_FACTORS[order->factor_index[row]]);
             const cg_lane_coded_tokens coded =
                 cg_lane_find_coded((uint32_t)b, heads->first_position, heads->n_tokens, p->n_sinks);
             finite &= add_block(heads, group, matrix, slice, b, coded, in, factor, w, own, n);

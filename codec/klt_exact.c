@@ -221,9 +221,9 @@ static void finish_batch(const cg_synthesis *s, size_t batch, size_t n_blocks, u
     const cg_profile *p = s->profile;
     const float unit = cg_bands_unit(&s->group->bands[s->matrix], s->level);
     for (size_t b = 0; b < n_blocks; b++) {
-        /* The block's scale goes into D', too. */
-        const float scale = CG_SCALES[s->order->scale[batch + b]];
-        p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, s->f_stride, unit * scale,
+        /* The block's step factor goes into D', too. */
+        const float factor = CG_STEP_FACTORS[s->order->factor_index[batch + b]];
+        p->kernels->exact->inverse_dct(s->sums + b * s->y_stride, s->f_stride, unit * factor,
                                        s->scale + first, s->mean + first, n_unit, s->x,
                                        p->layout.unit_channels);
         cg_klt_finish_unit(s, first, n_unit, batch + b);

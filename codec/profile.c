@@ -97,11 +97,11 @@ done:
     return status;
 }
 
-cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
+cg_status cg_profile_for_cache_scales(cg_profile *p, const float (*scales)[CG_N_PLANES])
 {
     /* FORMAT.md, "Basis in bands": the least of unit_bits bounds the sums of all groups. */
     const double most_sum = ldexp(1, 33 - CG_LEAST_UNIT_BITS);
-    const uint64_t hash = cg_scales_hash(scales, p->geometry.n_layers);
+    const uint64_t hash = cg_cache_scales_hash(scales, p->geometry.n_layers);
     const size_t channels = cg_geometry_channels(&p->geometry);
     if (hash == 0) /* all scales are 1 */
         return CG_OK;
@@ -133,7 +133,7 @@ cg_status cg_profile_scale(cg_profile *p, const float (*scales)[CG_N_PLANES])
     for (uint32_t i = 0; i < p->n_groups * p->n_matrices; i++)
         if (!cg_profile_stays_finite(p, &p->groups[i / p->n_matrices], i % p->n_matrices, most_sum))
             return CG_ERR_INVALID_ARGUMENT;
-    p->scales = hash;
+    p->cache_scales = hash;
     return CG_OK;
 }
 

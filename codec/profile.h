@@ -58,7 +58,7 @@ void cg_profile_free(cg_profile *profile); /* NULL is fine */
  * fits only chunks of these scales. CG_ERR_INVALID_ARGUMENT: a scale is not above 0 and finite, or
  * decoded elements or mean queries might not be finite; then the profile can only be freed.
  * CG_ERR_UNSUPPORTED: not all 1, with a profile of version 1. */
-cg_status cg_profile_scale(cg_profile *profile, const float (*scales)[CG_N_PLANES]);
+cg_status cg_profile_for_cache_scales(cg_profile *profile, const float (*scales)[CG_N_PLANES]);
 
 /* These live as long as the profile. The geometry's dtype is that of the cache the profile was made
  * from. It is informative: other dtypes are coded, too. */

@@ -88,12 +88,14 @@ struct cg_profile {
     uint32_t rotary_dim, n_ropes, n_sinks, n_groups, n_classes; /* n_ropes: at least 1 */
     double *inv_freq;                                           /* [n_ropes][rotary_dim / 2] */
     uint8_t *layer_rope;                                        /* [n_layers] */
-    uint64_t scales; /* cg_scales_hash(); mean, weight and anchor_step are scaled already */
+    uint64_t
+        cache_scales; /* cg_cache_scales_hash(); mean, weight and anchor_step are scaled already */
     float step[CG_N_LOSSY][CG_N_PLANES];
     float *mean, *weight; /* [n_layers][2][channels] */
     float *anchor_step;   /* the same; NULL without anchors */
     cg_rans_class *classes;
-    uint8_t *class_of; /* [CG_N_SCALES][n_classes], version 4: of columns, in rows of a scale */
+    uint8_t
+        *class_of; /* [CG_N_STEP_FACTORS][n_classes], version 4: of columns, in rows of a factor */
     uint32_t n_query_heads; /* 0: unknown */
     float *query_mean;      /* [n_layers][n_query_heads][head_dim], for encoders; of K as the cache
                                has it, where that has scales. NULL where n_query_heads is 0 or
@@ -106,8 +108,8 @@ struct cg_profile {
     uint8_t fraction_bits[CG_N_LEVELS];
     uint16_t n_given[CG_N_LOSSY][CG_DCT]; /* how many of them the joint matrix gives each group; at
                                              most n_shared */
-    /* What column_class points into; version 4: [1 + CG_N_SCALES][column_classes_bytes], the
-     * columns' own classes and those that they have in rows of each scale. */
+    /* What column_class points into; version 4: [1 + CG_N_STEP_FACTORS][column_classes_bytes], the
+     * columns' own classes and those that they have in rows of each factor. */
     uint8_t *column_classes;
     size_t column_classes_bytes;
     bool is_packed;       /* the file's narrow components have bits of their own */

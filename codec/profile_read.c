@@ -148,11 +148,11 @@ static cg_status read_classes(cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
-/* What blocks with steps of their own need: which classes their scales make of the columns', and
+/* What blocks with steps of their own need: which classes their factors make of the columns', and
  * what encoders choose the steps by. */
 static cg_status read_steps(cg_cursor *in, cg_profile *p)
 {
-    const size_t n_class_of = (size_t)CG_N_SCALES * p->n_classes;
+    const size_t n_class_of = (size_t)CG_N_STEP_FACTORS * p->n_classes;
     const uint8_t *bytes;
     uint16_t n_query_heads;
     if (!cg_cursor_bytes(in, n_class_of, &bytes) || !cg_cursor_u16(in, &n_query_heads))
@@ -246,7 +246,7 @@ static void move_classes(cg_level_columns *columns, const uint8_t *from, const u
 static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
 {
     const size_t n_bytes = (size_t)(end - start),
-                 n_scales = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_SCALES : 0;
+                 n_scales = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_STEP_FACTORS : 0;
     if (p->is_only_checked)
         return CG_OK;
     p->column_classes_bytes = n_bytes;
@@ -317,7 +317,8 @@ bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigne
                              double most_sum)
 {
     if (p->version == CG_PROFILE_VERSION_STEPS)
-        most_sum *= CG_SCALES[CG_N_SCALES - 1]; /* the coarsest steps that blocks may have */
+        most_sum *=
+            CG_STEP_FACTORS[CG_N_STEP_FACTORS - 1]; /* the coarsest steps that blocks may have */
     const size_t channels = cg_geometry_channels(&p->geometry);
     for (uint32_t i = 0; i < group->n_slices; i++) {
         const cg_slice slice = cg_group_slice(group, matrix, i);

@@ -57,7 +57,7 @@ typedef struct cg_projection {
      * are in the projector's memory, as those of the joint matrix always are. */
     const void *elements;
     uint32_t dtype, n_tokens, first_position;
-    const cg_block_order *order; /* row r is of block order->block[r], over its scale */
+    const cg_block_order *order; /* row r is of block order->block[r], over its factor */
 } cg_projection;
 
 /* Components of frequency f that become symbols: those behind the shared ones. */

@@ -26,17 +26,17 @@ static cg_status class_init(cg_rans_class *cls, unsigned shift, unsigned n_symbo
         cls->freq[i] = freq[i];
         cls->cum[i] = (uint16_t)sum;
         cls->packed[i] = freq[i] | sum << 16; /* both fit: sums are at most 2^14 */
-        cls->cost[i] = (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f(freq[i])));
+        cls->cost[i] = (uint16_t)lrintf(256.0f * (CG_RANS_TOTAL_BITS - log2f(freq[i])));
         sum += freq[i];
-        if (sum > CG_RANS_SCALE)
+        if (sum > CG_RANS_TOTAL)
             return CG_ERR_CORRUPT;
     }
-    if (sum != CG_RANS_SCALE)
+    if (sum != CG_RANS_TOTAL)
         return CG_ERR_CORRUPT;
-    cls->cum[n_symbols] = CG_RANS_SCALE;
+    cls->cum[n_symbols] = CG_RANS_TOTAL;
     cls->escape = cls->cum[n_symbols - 1];
     /* The index of each bucket's first slot. A search goes upwards from there. */
-    for (unsigned slot = 0, i = 0; slot < CG_RANS_SCALE; slot += 1u << CG_RANS_BUCKET_SHIFT) {
+    for (unsigned slot = 0, i = 0; slot < CG_RANS_TOTAL; slot += 1u << CG_RANS_BUCKET_SHIFT) {
         while (slot >= cls->cum[i + 1])
             i++;
         cls->first[slot >> CG_RANS_BUCKET_SHIFT] = (uint8_t)i;
@@ -79,13 +79,13 @@ cg_status cg_rans_class_init_refinement(cg_rans_class *cls,
                                         const uint16_t freq[CG_RANS_REFINE_CONTEXTS][2])
 {
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
-        if (freq[c][0] == 0 || freq[c][1] == 0 || freq[c][0] + freq[c][1] >= CG_RANS_SCALE)
+        if (freq[c][0] == 0 || freq[c][1] == 0 || freq[c][0] + freq[c][1] >= CG_RANS_TOTAL)
             return CG_ERR_CORRUPT;
-        const int all[3] = {freq[c][0], freq[c][1], CG_RANS_SCALE - freq[c][0] - freq[c][1]};
+        const int all[3] = {freq[c][0], freq[c][1], CG_RANS_TOTAL - freq[c][0] - freq[c][1]};
         cls->refine[c] = freq[c][0] | (uint32_t)freq[c][1] << 16;
         for (unsigned i = 0; i < 3; i++)
             cls->refine_cost[c][i] =
-                (uint16_t)lrintf(256.0f * (CG_RANS_SCALE_BITS - log2f((float)all[i])));
+                (uint16_t)lrintf(256.0f * (CG_RANS_TOTAL_BITS - log2f((float)all[i])));
     }
     return CG_OK;
 }
@@ -100,14 +100,14 @@ void cg_rans_normalize(const uint32_t *counts, unsigned n_symbols, uint16_t *fre
         total += counts[i];
     for (unsigned i = 0; i < n_symbols; i++) {
         const uint64_t share =
-            total > 0 ? ((uint64_t)counts[i] * (CG_RANS_SCALE - n_symbols)) / total : 0;
+            total > 0 ? ((uint64_t)counts[i] * (CG_RANS_TOTAL - n_symbols)) / total : 0;
         freq_out[i] = (uint16_t)(share + 1);
         sum += freq_out[i];
         if (freq_out[i] > freq_out[largest])
             largest = i;
     }
     freq_out[largest] =
-        (uint16_t)(freq_out[largest] + CG_RANS_SCALE - sum); /* sum is not above: rounded down */
+        (uint16_t)(freq_out[largest] + CG_RANS_TOTAL - sum); /* sum is not above: rounded down */
 }
 
 /* ---- encoding ---- */

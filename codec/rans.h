@@ -26,10 +26,10 @@ extern "C" {
 
 enum {
     CG_RANS_LANES = 32,
-    CG_RANS_SCALE_BITS = 14, /* frequencies sum to 1 << 14 */
-    CG_RANS_SCALE = 1 << CG_RANS_SCALE_BITS,
+    CG_RANS_TOTAL_BITS = 14, /* frequencies sum to 1 << 14 */
+    CG_RANS_TOTAL = 1 << CG_RANS_TOTAL_BITS,
     CG_RANS_BUCKET_SHIFT =
-        CG_RANS_SCALE_BITS - 8, /* a bucket is 2^6 slots; a search begins at its first index */
+        CG_RANS_TOTAL_BITS - 8, /* a bucket is 2^6 slots; a search begins at its first index */
     CG_RANS_MAX_SYMBOLS = 64,
     CG_RANS_MAX_SHIFT = 12,
     CG_RANS_MAX_STREAMS = 65535,

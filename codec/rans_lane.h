@@ -16,7 +16,7 @@ enum { CG_RANS_STATE_LOW = 1 << 16 }; /* states are in [2^16, 2^32) and start at
 
 CG_LANE uint32_t cg_lane_slot(uint32_t x)
 {
-    return x & (CG_RANS_SCALE - 1);
+    return x & (CG_RANS_TOTAL - 1);
 }
 
 /* The index that a slot belongs to, searched upwards from index `from`, which must not be above it.
@@ -31,7 +31,7 @@ CG_LANE uint32_t cg_lane_find(const uint16_t *cum, uint32_t from, uint32_t slot)
 /* The state after an index with this freq and cum was taken. It is to be renormalized next. */
 CG_LANE uint32_t cg_lane_advance(uint32_t x, uint32_t freq, uint32_t cum)
 {
-    return freq * (x >> CG_RANS_SCALE_BITS) + cg_lane_slot(x) - cum;
+    return freq * (x >> CG_RANS_TOTAL_BITS) + cg_lane_slot(x) - cum;
 }
 
 /* Renormalization: a lane whose state has become too small takes the stream's next word. */
@@ -102,7 +102,7 @@ CG_LANE cg_lane_refined cg_lane_refine(uint32_t refine, int32_t coarse, uint32_t
     const int32_t away = coarse >= 0 ? 1 : -1, d = slot < end0 ? 0 : slot < end1 ? away : -away;
     cg_lane_refined r;
     r.cum = slot < end0 ? 0 : slot < end1 ? end0 : end1;
-    r.freq = (slot < end0 ? end0 : slot < end1 ? end1 : (uint32_t)CG_RANS_SCALE) - r.cum;
+    r.freq = (slot < end0 ? end0 : slot < end1 ? end1 : (uint32_t)CG_RANS_TOTAL) - r.cum;
     r.value = CG_RANS_REFINE_STEP * coarse + d;
     return r;
 }
@@ -180,7 +180,7 @@ CG_LANE cg_lane_slots cg_lane_refinement_slots(uint32_t refine, uint32_t refinem
     slots.cum = refinement == 0 ? 0 : refinement == 1 ? end0 : end1;
     slots.freq = (refinement == 0   ? end0
                   : refinement == 1 ? end1
-                                    : (uint32_t)CG_RANS_SCALE) -
+                                    : (uint32_t)CG_RANS_TOTAL) -
                  slots.cum;
     return slots;
 }
@@ -198,7 +198,7 @@ CG_LANE int32_t cg_lane_coarsen(int32_t cell)
  * left is below 2^16. */
 CG_LANE bool cg_lane_gives_word(uint32_t x, uint32_t freq)
 {
-    return x >> (32 - CG_RANS_SCALE_BITS) >= freq;
+    return x >> (32 - CG_RANS_TOTAL_BITS) >= freq;
 }
 
 CG_LANE bool cg_lane_gives_word_raw(uint32_t x, uint32_t n_bits)
@@ -209,7 +209,7 @@ CG_LANE bool cg_lane_gives_word_raw(uint32_t x, uint32_t n_bits)
 /* The inverse of cg_lane_advance(): x = q * freq + r becomes q * 2^14 + slot cum + r. */
 CG_LANE uint32_t cg_lane_put(uint32_t x, uint32_t freq, uint32_t cum)
 {
-    return (x / freq << CG_RANS_SCALE_BITS) + x % freq + cum;
+    return (x / freq << CG_RANS_TOTAL_BITS) + x % freq + cum;
 }
 
 CG_LANE uint32_t cg_lane_put_raw(uint32_t x, uint32_t value, uint32_t n_bits)

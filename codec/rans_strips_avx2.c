@@ -109,7 +109,7 @@ static inline lanes8 load_lanes(const cg_rans_class *classes, const cg_rans_stri
     __m256i first[3];
     const uint8_t *lane_class = load_classes(strip, first_lane, some);
     const __m256i low8 = _mm256_set1_epi32(0xff), one = _mm256_set1_epi32(1),
-                  all_slots = _mm256_set1_epi32(CG_RANS_SCALE),
+                  all_slots = _mm256_set1_epi32(CG_RANS_TOTAL),
                   columns = columns_of(strip, first_lane);
     const __m256i bases =
         _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)lane_class)),
@@ -154,14 +154,14 @@ static inline __m256i take_symbols(const cg_rans_class *classes, const lanes8 *l
                                    uint32_t *escaped_out)
 {
     const __m256i low16 = _mm256_set1_epi32(0xffff), one = _mm256_set1_epi32(1);
-    const __m256i slot = _mm256_and_si256(*x, _mm256_set1_epi32(CG_RANS_SCALE - 1));
+    const __m256i slot = _mm256_and_si256(*x, _mm256_set1_epi32(CG_RANS_TOTAL - 1));
     const __m256i others = at_least(slot, l->freq0); /* index 0 is often the only one */
     const int *at = (const void *)classes;
     __m256i v = l->top, freq = l->freq0, past = slot; /* past = slot - cum */
     if (mask_of(others) != 0) {
         const __m256i bucket = _mm256_srli_epi32(slot, CG_RANS_BUCKET_SHIFT);
         /* One gather gives freq, cum and mostly the index. */
-        const __m256i low14 = _mm256_set1_epi32(CG_RANS_SCALE - 1);
+        const __m256i low14 = _mm256_set1_epi32(CG_RANS_TOTAL - 1);
         const __m256i entry = _mm256_mask_i32gather_epi32(
             _mm256_setzero_si256(), at, _mm256_add_epi32(l->bucket, bucket), others, 4);
         __m256i index = _mm256_srli_epi32(entry, 28);
@@ -195,7 +195,7 @@ static inline __m256i take_symbols(const cg_rans_class *classes, const lanes8 *l
     }
     *escaped_out = mask_of(at_least(slot, l->escape));
     *x =
-        _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(*x, CG_RANS_SCALE_BITS)), past);
+        _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(*x, CG_RANS_TOTAL_BITS)), past);
     return v;
 }
 
@@ -344,7 +344,7 @@ static inline refining8 load_refining(const cg_rans_class *classes, const cg_ran
     load_three(classes, load_classes(strip, first_lane, some), offsetof(cg_rans_class, refine) / 4,
                packed);
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
-        const __m256i own = _mm256_blendv_epi8(_mm256_set1_epi32(CG_RANS_SCALE), packed[c],
+        const __m256i own = _mm256_blendv_epi8(_mm256_set1_epi32(CG_RANS_TOTAL), packed[c],
                                                columns_of(strip, first_lane));
         l.end0[c] = _mm256_and_si256(own, _mm256_set1_epi32(0xffff));
         l.end1[c] = _mm256_add_epi32(l.end0[c], _mm256_srli_epi32(own, 16));
@@ -371,7 +371,7 @@ static inline __m256i choose_slots(__m256i end0, __m256i end1, __m256i past0, __
 {
     const __m256i cum = _mm256_blendv_epi8(_mm256_and_si256(past0, end0), end1, past1);
     const __m256i end = _mm256_blendv_epi8(_mm256_blendv_epi8(end0, end1, past0),
-                                           _mm256_set1_epi32(CG_RANS_SCALE), past1);
+                                           _mm256_set1_epi32(CG_RANS_TOTAL), past1);
     *freq_out = _mm256_sub_epi32(end, cum);
     return cum;
 }
@@ -382,10 +382,10 @@ static inline __m256i take_refined(const refining8 *l, __m256i coarse, __m256i *
     const __m256i one = _mm256_set1_epi32(1);
     __m256i end0, end1, freq;
     choose_ends(l, coarse, &end0, &end1);
-    const __m256i slot = _mm256_and_si256(*x, _mm256_set1_epi32(CG_RANS_SCALE - 1));
+    const __m256i slot = _mm256_and_si256(*x, _mm256_set1_epi32(CG_RANS_TOTAL - 1));
     const __m256i past0 = at_least(slot, end0), past1 = at_least(slot, end1);
     const __m256i cum = choose_slots(end0, end1, past0, past1, &freq);
-    *x = _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(*x, CG_RANS_SCALE_BITS)),
+    *x = _mm256_add_epi32(_mm256_mullo_epi32(freq, _mm256_srli_epi32(*x, CG_RANS_TOTAL_BITS)),
                           _mm256_sub_epi32(slot, cum));
     /* away from zero is up where the coarse cell is not negative */
     const __m256i down = _mm256_xor_si256(past1, _mm256_srai_epi32(coarse, 31));
@@ -470,13 +470,13 @@ static inline void put_symbols(__m256i x[N_EIGHTS], const __m256i freq[N_EIGHTS]
 {
     __m256i full[N_EIGHTS];
     for (unsigned i = 0; i < N_EIGHTS; i++)
-        full[i] = at_least(_mm256_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+        full[i] = at_least(_mm256_srli_epi32(x[i], 32 - CG_RANS_TOTAL_BITS), freq[i]);
     emit32(x, full, at);
     for (unsigned i = 0; i < N_EIGHTS; i++) {
         __m256i r;
         const __m256i q = divide(x[i], freq[i], &r);
         x[i] =
-            _mm256_add_epi32(_mm256_slli_epi32(q, CG_RANS_SCALE_BITS), _mm256_add_epi32(r, cum[i]));
+            _mm256_add_epi32(_mm256_slli_epi32(q, CG_RANS_TOTAL_BITS), _mm256_add_epi32(r, cum[i]));
     }
 }
 

@@ -85,7 +85,7 @@ static inline lanes16 load_lanes(const cg_rans_class *classes, const cg_rans_str
                                           _mm512_set1_epi32(5));
     l.halved = _mm512_maskz_set1_epi32(l.is_signed, 1);
     l.top = _mm512_srli_epi32(head, 24);
-    const __m512i all_slots = _mm512_set1_epi32(CG_RANS_SCALE);
+    const __m512i all_slots = _mm512_set1_epi32(CG_RANS_TOTAL);
     l.end[0] = _mm512_mask_srli_epi32(all_slots, l.columns, first[1], 16);
     l.end[1] = _mm512_mask_add_epi32(all_slots, l.columns, l.end[0],
                                      _mm512_and_si512(first[2], _mm512_set1_epi32(0xffff)));
@@ -112,7 +112,7 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
                                    __mmask16 *escaped_out)
 {
     const __m512i low16 = _mm512_set1_epi32(0xffff), one = _mm512_set1_epi32(1);
-    const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
+    const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_TOTAL - 1));
     /* Most cells are 0, 1 or -1, index 0, 1 and 2: those need no look-up. */
     const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, l->end[0]),
                     past1 = _mm512_cmpge_epu32_mask(slot, l->end[1]),
@@ -122,7 +122,7 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
     if (others != 0) {
         /* Gathers are what this waits for: one gives freq, cum and mostly the index. */
         const __m512i bucket = _mm512_srli_epi32(slot, CG_RANS_BUCKET_SHIFT),
-                      low14 = _mm512_set1_epi32(CG_RANS_SCALE - 1);
+                      low14 = _mm512_set1_epi32(CG_RANS_TOTAL - 1);
         const __m512i entry = _mm512_mask_i32gather_epi32(
             _mm512_setzero_si512(), others, _mm512_add_epi32(l->bucket, bucket), classes, 4);
         const __m512i cum = _mm512_and_si512(_mm512_srli_epi32(entry, 14), low14);
@@ -155,7 +155,7 @@ static inline __m512i take_symbols(const cg_rans_class *classes, const lanes16 *
     v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_xor_si512(v, negated), negated), l->top);
     *escaped_out = _mm512_cmpge_epu32_mask(slot, l->escape);
     *x =
-        _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)), past);
+        _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_TOTAL_BITS)), past);
     return v;
 }
 
@@ -279,7 +279,7 @@ static inline refining16 load_refining(const cg_rans_class *classes, const cg_ra
     load_three(classes, strip, first_lane, offsetof(cg_rans_class, refine) / 4, packed);
     for (unsigned c = 0; c < CG_RANS_REFINE_CONTEXTS; c++) {
         const __m512i own =
-            _mm512_mask_mov_epi32(_mm512_set1_epi32(CG_RANS_SCALE), l.columns, packed[c]);
+            _mm512_mask_mov_epi32(_mm512_set1_epi32(CG_RANS_TOTAL), l.columns, packed[c]);
         l.end0[c] = _mm512_and_si512(own, _mm512_set1_epi32(0xffff));
         l.end1[c] = _mm512_add_epi32(l.end0[c], _mm512_srli_epi32(own, 16));
     }
@@ -296,7 +296,7 @@ static inline void choose_ends(const refining16 *l, __m512i coarse, __m512i end[
                                    l->end0[2]);
     end[1] = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(l->end1[0], is_one, l->end1[1]), is_more,
                                    l->end1[2]);
-    end[2] = _mm512_set1_epi32(CG_RANS_SCALE);
+    end[2] = _mm512_set1_epi32(CG_RANS_TOTAL);
 }
 
 /* The cells of 16 lanes, without renormalization. */
@@ -304,11 +304,11 @@ static inline __m512i take_refined(const refining16 *l, __m512i coarse, __m512i 
 {
     __m512i end[3], freq;
     choose_ends(l, coarse, end);
-    const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_SCALE - 1));
+    const __m512i slot = _mm512_and_si512(*x, _mm512_set1_epi32(CG_RANS_TOTAL - 1));
     const __mmask16 past0 = _mm512_cmpge_epu32_mask(slot, end[0]),
                     past1 = _mm512_cmpge_epu32_mask(slot, end[1]);
     const __m512i cum = choose_slots(end, past0, past1, &freq);
-    *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_SCALE_BITS)),
+    *x = _mm512_add_epi32(_mm512_mullo_epi32(freq, _mm512_srli_epi32(*x, CG_RANS_TOTAL_BITS)),
                           _mm512_sub_epi32(slot, cum));
     /* away from zero is up where the coarse cell is not negative */
     const __mmask16 down = past1 ^ _mm512_movepi32_mask(coarse), back = past0 & down;
@@ -392,13 +392,13 @@ static inline void put_symbols(__m512i x[2], const __m512i freq[2], const __m512
     __mmask16 full[2];
     for (unsigned i = 0; i < 2; i++)
         full[i] =
-            _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_SCALE_BITS), freq[i]);
+            _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x[i], 32 - CG_RANS_TOTAL_BITS), freq[i]);
     emit32(x, full[0], full[1], at);
     for (unsigned i = 0; i < 2; i++) {
         __m512i r;
         const __m512i q = divide(x[i], freq[i], &r);
         x[i] =
-            _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_SCALE_BITS), _mm512_add_epi32(r, cum[i]));
+            _mm512_add_epi32(_mm512_slli_epi32(q, CG_RANS_TOTAL_BITS), _mm512_add_epi32(r, cum[i]));
     }
 }
 

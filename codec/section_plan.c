@@ -21,7 +21,7 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     geometry.dtype = profile->geometry.dtype; /* a profile serves caches of any dtype */
     if (!cg_geometry_equal(&geometry, &profile->geometry))
         return CG_ERR_CORRUPT;
-    if (header->scales != profile->scales)
+    if (header->cache_scales != profile->cache_scales)
         return CG_ERR_FOREIGN_MODEL;
     /* FORMAT.md, first table: those of version 1 have two. */
     const uint32_t version = cg_profile_chunk_version(profile);

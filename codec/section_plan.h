@@ -53,10 +53,10 @@ static inline cg_task_shape cg_section_plan_task(const cg_profile *profile,
 }
 
 /* Whether a lossy chunk can be coded with the profile. CG_ERR_FOREIGN_PROFILE: it names another
- * profile, or there is none. CG_ERR_FOREIGN_MODEL: it is of another model, or of other fp8 scales.
- * CG_ERR_CORRUPT: the geometry is another, the version is not that of the profile's chunks, the
- * first position is not at the start of a DCT block, or it is nested and the profile has no tables
- * for that. */
+ * profile, or there is none. CG_ERR_FOREIGN_MODEL: it is of another model, or of other cache
+ * scales. CG_ERR_CORRUPT: the geometry is another, the version is not that of the profile's chunks,
+ * the first position is not at the start of a DCT block, or it is nested and the profile has no
+ * tables for that. */
 cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chunk_header *header);
 
 /* How many sections a chunk with the header's levels has. And the kind, plane and group of one of

@@ -19,7 +19,7 @@ cg_status cg_kv_layout_new(const cachegen_kv_layout *given, const cg_geometry *m
         given->block_tokens == 0 || given->n_blocks == 0 || given->base == NULL)
         return CG_ERR_INVALID_ARGUMENT;
     if (given->layout == CACHEGEN_LAYOUT_VLLM_CPU_AMX &&
-        (!(given->dtype == CG_DTYPE_BF16 || cg_dtype_has_scales(given->dtype)) ||
+        (!(given->dtype == CG_DTYPE_BF16 || cg_dtype_has_cache_scales(given->dtype)) ||
          given->block_tokens % 32 != 0 || given->head_dim % 32 != 0))
         return CG_ERR_UNSUPPORTED;
     const int64_t element_bytes = (int64_t)cg_dtype_bytes(given->dtype);

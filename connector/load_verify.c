@@ -37,7 +37,7 @@ cg_status cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t ch
     if (status != CG_OK)
         return status;
     if (memcmp(&h->model, &model->fingerprint, sizeof h->model) != 0 ||
-        !cg_geometry_equal(&h->geometry, &model->geometry) || h->scales != model->scales)
+        !cg_geometry_equal(&h->geometry, &model->geometry) || h->cache_scales != model->scales)
         return CG_ERR_FOREIGN_MODEL;
     if (h->level != level)
         return CG_ERR_CORRUPT;

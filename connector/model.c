@@ -148,7 +148,7 @@ static cg_status collect_scales(const cg_config_geometry *given, const cg_geomet
     for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
         const uint32_t n = given->n_scales[plane];
         const char *name = plane == CG_K ? "k_scales" : "v_scales";
-        if (n != 0 && !cg_dtype_has_scales(geometry->dtype))
+        if (n != 0 && !cg_dtype_has_cache_scales(geometry->dtype))
             return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
                                    "\"geometry.%s\": %s has no scales, fp8 has", name,
                                    cg_dtype_name(geometry->dtype));
@@ -213,7 +213,7 @@ static cg_status open_profile(cg_model *model, const cg_config *config,
     if (memcmp(cg_profile_model(model->profile), &model->fingerprint, sizeof fingerprint) != 0 ||
         !cg_geometry_equal(&geometry, &model->geometry))
         return cg_sentence_say(error, CG_ERR_FOREIGN_MODEL, "%s is of another model", path);
-    if ((status = cg_profile_scale(model->profile, scales)) != CG_OK)
+    if ((status = cg_profile_for_cache_scales(model->profile, scales)) != CG_OK)
         return cg_sentence_say(error, status, "%s cannot code a cache of these scales: %s", path,
                                cg_strerror(status));
     model->profile_fingerprint = fingerprint;
@@ -264,7 +264,7 @@ cg_status cg_model_init(cg_model *model, const cg_config *config, const cg_sente
 
     if ((status = collect_scales(&config->geometry, &model->geometry, &scales, error)) != CG_OK)
         goto done;
-    model->scales = cg_scales_hash(scales, model->geometry.n_layers);
+    model->scales = cg_cache_scales_hash(scales, model->geometry.n_layers);
 
     model->key_fingerprint = cg_key_model(&model->fingerprint, model->geometry.dtype);
     if ((status = open_profile(model, config, scales, error)) == CG_OK)

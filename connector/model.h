@@ -25,10 +25,10 @@ extern "C" {
 typedef struct cg_model {
     cg_geometry geometry;
     cg_fingerprint fingerprint;
-    uint64_t scales;                /* cg_scales_hash(): of the engine's fp8 cache; 0: all are 1 */
-    cg_fingerprint key_fingerprint; /* cg_key_model(): what cg_key_root() takes */
-    bool has_json;                  /* false: the first save writes model.json */
-    cg_profile *profile;            /* NULL: none, L0 only */
+    uint64_t scales; /* cg_cache_scales_hash(): of the engine's fp8 cache; 0: all are 1 */
+    cg_fingerprint key_fingerprint;     /* cg_key_model(): what cg_key_root() takes */
+    bool has_json;                      /* false: the first save writes model.json */
+    cg_profile *profile;                /* NULL: none, L0 only */
     cg_fingerprint profile_fingerprint; /* zeros without */
     cg_quality quality;                 /* the profile's in model.json, else the built-in one */
 } cg_model;

@@ -137,7 +137,7 @@ static cg_status make_encoder(cg_save_chunk *chunk)
                                     .first_position = chunk->first_token,
                                     .n_tokens = chunk->n_tokens,
                                     .prefix_level = save->prefix_level,
-                                    .scales = c->model.scales,
+                                    .cache_scales = c->model.scales,
                                     .model = c->model.fingerprint,
                                     .extra = save->extra,
                                     .parent = chunk->index > 0 ? save->keys[chunk->index - 1]

@@ -80,7 +80,7 @@ static bool are_levels_right(const cg_profile *p, unsigned level_mask)
 static bool are_rows_right(const cg_projection *what)
 {
     return what->order != NULL && what->order->n_blocks == what->n_rows &&
-           what->order->n_runs <= CG_N_SCALES &&
+           what->order->n_runs <= CG_N_STEP_FACTORS &&
            cg_rans_n_rows(what->order->runs, what->order->n_runs) == what->n_rows;
 }
 
@@ -90,7 +90,7 @@ static void fill_runs(const cg_block_order *order, cg_cuda_coding *c)
     c->n_runs = order->n_runs;
     for (uint32_t i = 0; i < order->n_runs; i++) {
         end += (uint32_t)order->runs[i].n_rows;
-        c->runs[i] = (cg_cuda_row_run){end, 8u * order->scale[end - 1]};
+        c->runs[i] = (cg_cuda_row_run){end, 8u * order->factor_index[end - 1]};
     }
 }
 

@@ -214,7 +214,7 @@ CG_LANE void cg_cuda_code_row(Cta &cta, const cg_cuda_coding_class &cls, int32_t
     }
     /* cuda/layout.h: what an entry is. */
     cg_cuda_put_slots(cta, words,
-                      (entry & (CG_CUDA_CUM_ONE - 1)) + 1 - (CG_CUDA_CUM_ONE - CG_RANS_SCALE),
+                      (entry & (CG_CUDA_CUM_ONE - 1)) + 1 - (CG_CUDA_CUM_ONE - CG_RANS_TOTAL),
                       entry >> CG_CUDA_CUM_SHIFT, x);
 }
 

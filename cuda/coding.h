@@ -49,13 +49,13 @@ typedef struct cg_cuda_coding {
     const uint8_t *blob_dev;
     const int16_t *cells_dev; /* of the finest level: each frequency's [n_rows][n_active[f]] */
     /* In the blob: cg_cuda_class [n_classes], behind them that of lanes without a column; the
-     * classes that they have in rows of each scale; and cg_cuda_class_cost [n_classes]. */
+     * classes that they have in rows of each factor; and cg_cuda_class_cost [n_classes]. */
     uint64_t classes_at, class_of_at, costs_at;
     uint32_t n_classes, n_rows, n_active[CG_DCT];
     uint32_t first_column; /* that strips count their columns from */
     uint32_t strip_words, stream_percent;
     uint32_t n_runs, n_levels, n_blocks; /* n_blocks: thread blocks of each kernel */
-    cg_cuda_row_run runs[CG_N_SCALES];
+    cg_cuda_row_run runs[CG_N_STEP_FACTORS];
     cg_cuda_coded_level levels[CG_N_LEVELS - 1]; /* [n_levels], the finest first */
 } cg_cuda_coding;
 

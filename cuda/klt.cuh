@@ -355,7 +355,7 @@ CG_LANE void cg_cuda_store_pairs(const cg_cuda_pairs &p, uint32_t dtype, uint8_t
 
 /* D' of a row: the constants of step 2 times unit, each rounded once. They are seven numbers, those
  * of token 0, and their negatives, so that a lane holds no more. */
-CG_LANE void cg_cuda_scale_dct(float unit, float out[CG_DCT][CG_DCT])
+CG_LANE void cg_cuda_multiply_dct(float unit, float out[CG_DCT][CG_DCT])
 {
     float scaled[CG_DCT];
     CG_UNROLL
@@ -385,7 +385,7 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
     const uint32_t column = cta.lane() % 4 * 2, pair = c.first_pair + column,
                    first_token = shared->rows[row_in_job].block * CG_DCT;
     float dct[CG_DCT][CG_DCT];
-    cg_cuda_scale_dct(m.unit * shared->rows[row_in_job].scale, dct);
+    cg_cuda_multiply_dct(m.unit * shared->rows[row_in_job].factor, dct);
     float z[2][2][CG_DCT]; /* [pair][low, high] */
     CG_UNROLL
     for (int i = 0; i < 2; i++) {

@@ -25,10 +25,10 @@ enum {
      * so buckets become narrower towards the last slot. A bucket's number is taken from the float
      * 2^14 - slot: its exponent and the first 3 bits of its mantissa, less those of 1. */
     CG_CUDA_BUCKET_BITS = 3,
-    CG_CUDA_BUCKETS = (CG_RANS_SCALE_BITS << CG_CUDA_BUCKET_BITS) + 1,
+    CG_CUDA_BUCKETS = (CG_RANS_TOTAL_BITS << CG_CUDA_BUCKET_BITS) + 1,
     CG_CUDA_STREAM_WARPS = 8, /* of a thread block that decodes streams, one each */
     CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
-    CG_CUDA_CLASS_SCALES = 8, /* CG_N_SCALES, in a word that a lane loads at once */
+    CG_CUDA_CLASS_FACTORS = 8, /* CG_N_STEP_FACTORS, in a word that a lane loads at once */
 
     /* A thread block of the inverse KLT. Its warps have a tile of channels each, and
      * CG_CUDA_TILE_BLOCKS blocks of 8 tokens with all their frequencies. */
@@ -66,7 +66,7 @@ enum {
 /* An entry: an index of a class in one word, cum << 18 | (1 << 18) - (1 << 14) + freq - 1. So
  * entries rise with their index, and their low 18 bits are freq - 1 - 2^14 in two's complement. */
 enum {
-    CG_CUDA_CUM_SHIFT = 32 - CG_RANS_SCALE_BITS,
+    CG_CUDA_CUM_SHIFT = 32 - CG_RANS_TOTAL_BITS,
     CG_CUDA_CUM_ONE = 1 << CG_CUDA_CUM_SHIFT,
 };
 #define CG_CUDA_NO_ENTRY UINT32_MAX /* above those of all slots */
@@ -97,7 +97,7 @@ typedef struct cg_cuda_strip {
 /* Rows of neighbours that are coded with the same classes: up to `end`, from the end of the run
  * before. */
 typedef struct cg_cuda_row_run {
-    uint32_t end, scale_bits; /* 8 times which of CG_SCALES: shifts a word at class_of_at */
+    uint32_t end, scale_bits; /* 8 times which of CG_STEP_FACTORS: shifts a word at class_of_at */
 } cg_cuda_row_run;
 
 /* A matrix of streams, whatever becomes of its cells. */
@@ -105,7 +105,7 @@ typedef struct cg_cuda_streams {
     uint64_t strips_at;  /* [n_strips], in the blob, or of exact elements in the plan */
     uint64_t classes_at; /* a byte a column: in the blob, or of exact elements in the chunk */
     /* Of preset klt: cg_cuda_row_run [n_runs] in the plan, and in the blob the classes that a class
-     * has in rows of each scale, u8 [n_classes][CG_CUDA_CLASS_SCALES]. */
+     * has in rows of each factor, u8 [n_classes][CG_CUDA_CLASS_FACTORS]. */
     uint64_t runs_at, class_of_at;
     uint32_t n_strips, n_rows, n_streams;
     uint32_t n_classes; /* 1: no bytes */
@@ -167,7 +167,7 @@ typedef struct cg_cuda_product {
 /* A row of the matrices of symbols. */
 typedef struct cg_cuda_row {
     uint32_t block; /* of 8 tokens */
-    float scale;    /* of its step */
+    float factor;   /* of its step */
 } cg_cuda_row;
 
 /* A group's matrix, and how its sums become elements. */

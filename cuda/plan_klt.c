@@ -46,10 +46,10 @@ static cg_status lay_rows(cg_planner *p)
     const cg_status status = cg_section_plan_block_order(p->profile, p->chunk, p->sections, &order);
     if (status == CG_OK) {
         for (uint32_t row = 0; row < n_rows; row++)
-            rows[row] = (cg_cuda_row){order.block[row], CG_SCALES[order.scale[row]]};
+            rows[row] = (cg_cuda_row){order.block[row], CG_STEP_FACTORS[order.factor_index[row]]};
         for (uint32_t r = 0, end = 0; r < order.n_runs; r++) {
             end += (uint32_t)order.runs[r].n_rows;
-            runs[r] = (cg_cuda_row_run){end, 8u * order.scale[end - 1]};
+            runs[r] = (cg_cuda_row_run){end, 8u * order.factor_index[end - 1]};
         }
         p->rows.at = cg_planner_at(p, rows);
         p->rows.runs_at = cg_planner_at(p, runs);

@@ -13,7 +13,7 @@
 enum {
     CG_PLANNER_MOST_ROWS = (CG_MAX_CHUNK_TOKENS + CG_DCT - 1) / CG_DCT,
     /* One more than there are: kernels load the run behind the last one, and leave it. */
-    CG_PLANNER_MOST_RUNS = CG_N_SCALES + 1,
+    CG_PLANNER_MOST_RUNS = CG_N_STEP_FACTORS + 1,
 };
 
 /* The rows of all matrices of symbols of preset klt. */

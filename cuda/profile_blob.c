@@ -25,7 +25,7 @@ static void *take(writer *w, uint64_t n_bytes, uint64_t *at_out)
 
 static uint32_t entry_of(uint32_t cum, uint32_t freq)
 {
-    return cum << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - CG_RANS_SCALE + freq - 1);
+    return cum << CG_CUDA_CUM_SHIFT | (CG_CUDA_CUM_ONE - CG_RANS_TOTAL + freq - 1);
 }
 
 /* The smallest number v = 2^14 - slot of a bucket or of those behind it: its inverse is
@@ -52,8 +52,8 @@ void cg_cuda_class_fill(const cg_rans_class *cls, cg_cuda_class *out)
     out->entry[n] = out->entry[n + 2] = CG_CUDA_NO_ENTRY;
     uint8_t i = 0;
     for (unsigned bucket = CG_CUDA_BUCKETS; bucket-- > 0;) { /* so slots rise */
-        const uint32_t end = CG_RANS_SCALE + 1 - bucket_start(bucket),
-                       slot = CG_RANS_SCALE + 1 - bucket_start(bucket + 1);
+        const uint32_t end = CG_RANS_TOTAL + 1 - bucket_start(bucket),
+                       slot = CG_RANS_TOTAL + 1 - bucket_start(bucket + 1);
         if (end <= slot)
             continue; /* of no slot */
         while (slot >= cls->cum[i + 1])
@@ -70,10 +70,10 @@ void cg_cuda_class_fill_idle(cg_cuda_class *out)
     out->n_symbols = UINT8_MAX; /* nothing is its escape */
     out->escape_bits = 5;
     /* One index of all slots: x = 2^14 * (x >> 14) + slot, which is x. */
-    out->entry[0] = entry_of(0, CG_RANS_SCALE);
+    out->entry[0] = entry_of(0, CG_RANS_TOTAL);
     out->entry[1] = CG_CUDA_NO_ENTRY;
     for (unsigned i = 0; i < CG_RANS_REFINE_CONTEXTS; i++)
-        out->refine[i] = CG_RANS_SCALE;
+        out->refine[i] = CG_RANS_TOTAL;
 }
 
 static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
@@ -90,13 +90,13 @@ static void lay_classes(writer *w, const cg_profile *p, uint64_t *at_out)
 static void lay_class_of(writer *w, const cg_profile *p, uint64_t *at_out)
 {
     const size_t n = p->n_classes;
-    uint8_t(*out)[CG_CUDA_CLASS_SCALES] = take(w, n * sizeof *out, at_out);
+    uint8_t(*out)[CG_CUDA_CLASS_FACTORS] = take(w, n * sizeof *out, at_out);
     if (out == NULL)
         return;
     memset(out, 0, n * sizeof *out);
     for (size_t c = 0; c < n; c++)
-        for (size_t scale = 0; scale < CG_N_SCALES; scale++)
-            out[c][scale] = p->class_of != NULL ? p->class_of[scale * n + c] : (uint8_t)c;
+        for (size_t i = 0; i < CG_N_STEP_FACTORS; i++)
+            out[c][i] = p->class_of != NULL ? p->class_of[i * n + c] : (uint8_t)c;
 }
 
 static void lay_costs(writer *w, const cg_profile *p, uint64_t *at_out)

@@ -162,8 +162,9 @@ size_t cg_cuda_projection_elements_bytes(const cg_profile *p, const cg_projectio
 void cg_cuda_projection_places(const cg_projection *projection, cg_cuda_place *places_out)
 {
     for (uint32_t row = 0; row < projection->n_rows; row++)
-        places_out[row] = (cg_cuda_place){projection->order->block[row],
-                                          1 / CG_SCALES[projection->order->scale[row]]};
+        places_out[row] =
+            (cg_cuda_place){projection->order->block[row],
+                            1 / CG_STEP_FACTORS[projection->order->factor_index[row]]};
 }
 
 static cg_cuda_spectra spectra_of(const cg_profile *p, const cg_projection *projection,

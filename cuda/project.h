@@ -50,7 +50,7 @@ cg_cuda_projection_most cg_cuda_projection_bound(const cg_profile *profile, uint
 /* Which tokens a row is made of. */
 typedef struct cg_cuda_place {
     uint32_t block; /* of 8 tokens */
-    float factor;   /* 1 over its scale */
+    float factor;   /* 1 over its step factor */
 } cg_cuda_place;
 
 typedef struct cg_cuda_spectra {

@@ -62,7 +62,7 @@ CG_LANE uint32_t cg_cuda_take_raw(Cta &cta, cg_cuda_words *words, bool takes_par
 CG_LANE uint32_t cg_cuda_bucket(uint32_t x)
 {
     const float v =
-        (0x1p23f + CG_RANS_SCALE) - cg_f32_from_bits((x & (CG_RANS_SCALE - 1)) | 0x4b000000u);
+        (0x1p23f + CG_RANS_TOTAL) - cg_f32_from_bits((x & (CG_RANS_TOTAL - 1)) | 0x4b000000u);
     return (cg_f32_bits(v) >> (23 - CG_CUDA_BUCKET_BITS)) - (127u << CG_CUDA_BUCKET_BITS);
 }
 
@@ -104,7 +104,7 @@ CG_LANE cg_cuda_taken cg_cuda_take_row(Cta &cta, const cg_cuda_class *cls, uint3
         entry = cls->entry[i];
     }
     /* cg_lane_advance(), of x = x / 2^14 * 2^14 + slot. */
-    const uint32_t high = *x >> CG_RANS_SCALE_BITS;
+    const uint32_t high = *x >> CG_RANS_TOTAL_BITS;
     *x = cg_cuda_renormalize(cta, words, true,
                              (entry | (uint32_t)-CG_CUDA_CUM_ONE) * high +
                                  (*x + high - (entry >> CG_CUDA_CUM_SHIFT)));

@@ -19,7 +19,7 @@ from .profile_file import (
     Profile,
     n_fine,
 )
-from .tables import cluster, cluster_by_scale, pool, refinement
+from .tables import cluster, cluster_by_factor, pool, refinement
 
 LEAST_NONZERO = 2e-3  # columns with fewer symbols other than 0 are cut
 LEAST_GIVEN = 2e-3  # mean square, in steps, of a shared component: what is below is not given
@@ -260,9 +260,9 @@ def plan_columns(transform, statistics, budget_bytes):
     return plan
 
 
-def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_scale=None, query_mean=None):
-    """The Profile of a plan. by_scale: as count_by_scale() gives it, and query_mean, as a Profile has it, where blocks
-    have steps of their own; None: they don't."""
+def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_factor=None, query_mean=None):
+    """The Profile of a plan. by_factor: as count_by_factor() gives it, and query_mean, as a Profile has it, where
+    blocks have steps of their own; None: they don't."""
     matrices, rows, shifts, refines = transform.matrices, [], [], []
     for level in range(N_LEVELS):
         for gm in transform.coded_matrices():
@@ -274,12 +274,12 @@ def assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, 
                 refines.append(np.arange(n) < (plan.active[(level + 1, *gm)][f] if level + 1 < N_LEVELS else 0))
     every = np.concatenate(rows)
     counts, class_at = every[None], None
-    if by_scale is None:
+    if by_factor is None:
         classes, of = cluster(every, np.concatenate(shifts), n_classes)
     else:
         order = [(level, *gm) for level in range(N_LEVELS) for gm in transform.coded_matrices()]
-        counts = np.concatenate([by_scale[one] for one in order], 1)
-        classes, of, class_at = cluster_by_scale(counts, np.concatenate(shifts), n_classes)
+        counts = np.concatenate([by_factor[one] for one in order], 1)
+        classes, of, class_at = cluster_by_factor(counts, np.concatenate(shifts), n_classes)
     steps, refine = np.array(steps, np.float32), None
     if np.allclose(steps[1:] / steps[:-1], 3, rtol=0, atol=1e-6):
         at = np.flatnonzero(np.concatenate(refines))

@@ -9,7 +9,7 @@ like: its share of the attention at a few distances, and for K times how far its
 
 import torch
 
-from .profile_file import BLOCK_TOKENS, N_SCALES, OWN_SCALE, SCALES
+from .profile_file import BLOCK_TOKENS, N_STEP_FACTORS, OWN_STEP_FACTOR, STEP_FACTORS
 
 CHUNK_TOKENS = 256  # of the files that are measured: scales are relative to a chunk's mean
 EXPONENT = 0.7  # a step is importance^(-EXPONENT / 2)
@@ -42,7 +42,7 @@ class Importance:
         n_tokens = x.shape[2]
         n_blocks = -(-n_tokens // BLOCK_TOKENS)
         if n_sinks >= n_tokens:
-            return torch.full((n_blocks,), OWN_SCALE, device=x.device)
+            return torch.full((n_blocks,), OWN_STEP_FACTOR, device=x.device)
         blocks = torch.arange(n_sinks, n_tokens, device=x.device) // BLOCK_TOKENS
         sums, counts = torch.zeros(2, n_blocks, device=x.device)
         sums.index_add_(0, blocks, self._of_tokens(x[:, :, n_sinks:]))
@@ -51,16 +51,16 @@ class Importance:
         is_coded = counts > 0
         octaves = (octaves - octaves[is_coded].mean()).clamp(-MOST_OCTAVES, MOST_OCTAVES)
         octaves = torch.where(is_coded, octaves - octaves[is_coded].mean(), 0.0)
-        return (OWN_SCALE + (2 * octaves).round().long()).clamp(0, N_SCALES - 1)
+        return (OWN_STEP_FACTOR + (2 * octaves).round().long()).clamp(0, N_STEP_FACTORS - 1)
 
     @torch.no_grad()
-    def scale_index(self, x, n_sinks):
-        """s64 [n_blocks]: which of SCALES each block's step is times. x: [2][n_layers][n_tokens][C] from position 0, K
-        without rotation, all finite; n_sinks: first tokens that are exact."""
+    def factor_index(self, x, n_sinks):
+        """s64 [n_blocks]: which of STEP_FACTORS each block's step is times. x: [2][n_layers][n_tokens][C] from
+        position 0, K without rotation, all finite; n_sinks: first tokens that are exact."""
         starts = range(0, x.shape[2], CHUNK_TOKENS)
         return torch.cat([self._of_chunk(x[:, :, at : at + CHUNK_TOKENS], max(n_sinks - at, 0)) for at in starts])
 
 
-def scales_of(index):
-    """f32 [n_blocks] of a scale_index()."""
-    return torch.from_numpy(SCALES).to(index.device)[index]
+def factors_of(index):
+    """f32 [n_blocks] of a factor_index()."""
+    return torch.from_numpy(STEP_FACTORS).to(index.device)[index]

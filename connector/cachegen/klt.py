@@ -274,14 +274,14 @@ class Transform:
         y[: self.n_sinks] = y[self.n_sinks : BLOCK_TOKENS].sum(0) / max(BLOCK_TOKENS - self.n_sinks, 1)
         return torch.einsum("ft,btc->bfc", self.dct, y.reshape(-1, BLOCK_TOKENS, y.shape[1]))
 
-    def all_coefficients(self, x, scales=None):
-        """Yields ((g, m), coefficients()) of each matrix of a group, then those of JOINT. scales: f32 [n_blocks], of
+    def all_coefficients(self, x, factors=None):
+        """Yields ((g, m), coefficients()) of each matrix of a group, then those of JOINT. factors: f32 [n_blocks], of
         blocks' steps, by which coefficients are divided; None: 1."""
         shared = []
         for gm in self.matrices.each():
             z = self.coefficients(x, *gm)
-            if scales is not None:
-                z = z / scales[:, None, None]
+            if factors is not None:
+                z = z / factors[:, None, None]
             if self.n_shared:
                 shared.append(z[..., : self.n_shared] * self.is_given)
             yield gm, z
@@ -308,10 +308,10 @@ class Transform:
         y = torch.einsum("ft,bfc->btc", self.dct, z).flatten(0, 1)[: out.shape[2]] @ self.rows[g, m]
         self.matrices.put(y / weight + mean, out, g, m)
 
-    def coded(self, x, steps, kept=lambda gm, symbols: symbols, joint=None, level=None, scales=None):
+    def coded(self, x, steps, kept=lambda gm, symbols: symbols, joint=None, level=None, factors=None):
         """x after a level with steps [K, V], as far as a file keeps its symbols. x: [2][n_layers][n_tokens][C] from
-        position 0. joint, level: as given() has them. scales: as all_coefficients() has them."""
-        every = self.all_coefficients(x, scales)
+        position 0. joint, level: as given() has them. factors: as all_coefficients() has them."""
+        every = self.all_coefficients(x, factors)
         symbols = {gm: kept(gm, quantize(self.own(gm, z), steps[gm[1]])) for gm, z in every}
         given = self.given(symbols[JOINT], joint, level) if self.n_shared else None
         out = torch.empty_like(x)
@@ -319,7 +319,7 @@ class Transform:
             z = symbols.pop((g, m))
             if given is not None:
                 z = torch.cat([given[:, :, g], z], 2)
-            self.synthesize(z * (steps[m] if scales is None else steps[m] * scales[:, None, None]), g, m, out)
+            self.synthesize(z * (steps[m] if factors is None else steps[m] * factors[:, None, None]), g, m, out)
         out[:, :, : self.n_sinks] = x[:, :, : self.n_sinks]
         return out
 

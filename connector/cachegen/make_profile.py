@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .assemble import assemble, plan_columns
-from .block_steps import Importance, scales_of
+from .block_steps import Importance, factors_of
 from .contexts import CONTINUATION, pick
 from .klt import (
     LEAST_CONTEXTS,
@@ -24,7 +24,7 @@ from .klt import (
     split_layers,
 )
 from .kv_model import Context
-from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT, N_LEVELS, N_SCALES
+from .profile_file import BAND, BLOCK_TOKENS, JOINT, MAX_JOINT, N_LEVELS, N_STEP_FACTORS
 from .sinks import MOST_SINKS, choose_sinks
 from .steps import DEFAULT, find_steps, parse_steps
 from .tables import N_BINS, Histograms, magnitude_bins, shift_of
@@ -187,15 +187,15 @@ def count_symbols(model, caches, contexts, transform, steps, progress):
 
 
 @torch.no_grad()
-def count_by_scale(model, caches, contexts, transform, steps, plan, histograms, importance, progress):
-    """{(level, group, matrix): f32 [N_SCALES][n_columns][N_BINS]}: the histograms of a plan's active columns, one
-    frequency's behind the other's, by the scale of the block that symbols are in."""
+def count_by_factor(model, caches, contexts, transform, steps, plan, histograms, importance, progress):
+    """{(level, group, matrix): f32 [N_STEP_FACTORS][n_columns][N_BINS]}: the histograms of a plan's active columns, one
+    frequency's behind the other's, by the step factor of the block that symbols are in."""
     progress.start("statistics of the symbols by their blocks' steps")
     planes, counts = Planes(model), {}
     for i, context in enumerate(contexts):
         x = planes.flat(*caches.get(context))
-        index = importance.scale_index(x, transform.n_sinks)
-        for gm, z in transform.all_coefficients(x, scales_of(index)):
+        index = importance.factor_index(x, transform.n_sinks)
+        for gm, z in transform.all_coefficients(x, factors_of(index)):
             z = transform.own(gm, z)[1:]  # the first block has the sinks
             for level in range(N_LEVELS):
                 n_active, shift = plan.active[(level, *gm)], histograms[level][gm].shift
@@ -204,8 +204,8 @@ def count_by_scale(model, caches, contexts, transform, steps, plan, histograms, 
                 n = len(shift)
                 cell = index[1:, None] * n + torch.arange(n, device=index.device)
                 cell = cell * N_BINS + magnitude_bins(symbols.int(), shift)
-                found = torch.bincount(cell.flatten(), minlength=N_SCALES * n * N_BINS).float().cpu()
-                found = found.reshape(N_SCALES, n, N_BINS).numpy()
+                found = torch.bincount(cell.flatten(), minlength=N_STEP_FACTORS * n * N_BINS).float().cpu()
+                found = found.reshape(N_STEP_FACTORS, n, N_BINS).numpy()
                 counts[(level, *gm)] = counts.get((level, *gm), 0.0) + found
         progress(i + 1, len(contexts))
     return counts
@@ -241,8 +241,8 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     statistics = count_symbols(model, caches, contexts, transform, steps, progress)
     progress.start("columns and components")
     budget_bytes = max(share * model.weights_bytes, LEAST_BUDGET_BYTES)
-    plan, histograms, by_scale = plan_columns(transform, statistics, budget_bytes), statistics.histograms, None
+    plan, histograms, by_factor = plan_columns(transform, statistics, budget_bytes), statistics.histograms, None
     if importance:
-        by_scale = count_by_scale(model, caches, contexts, transform, steps, plan, histograms, importance, progress)
+        by_factor = count_by_factor(model, caches, contexts, transform, steps, plan, histograms, importance, progress)
     progress.start("classes")
-    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_scale, query_mean)
+    return assemble(model, fingerprint, transform, histograms, plan, steps, n_classes, by_factor, query_mean)

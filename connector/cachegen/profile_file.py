@@ -31,9 +31,9 @@ MAX_INV_FREQ = 16.0
 KLT_DCT, ANCHORS = (1, 1), (0, 2)  # transforms of channels and tokens
 MAX_JOINT = 8192  # components of all groups together that a joint matrix may turn
 MAX_FRACTION_BITS = 8
-N_SCALES = 7  # of a level's step, that blocks may have, in half octaves
-OWN_SCALE = N_SCALES // 2  # the level's own step
-SCALES = (2.0 ** ((np.arange(N_SCALES) - OWN_SCALE) / 2)).astype(np.float32)
+N_STEP_FACTORS = 7  # of a level's step, that blocks may have, in half octaves
+OWN_STEP_FACTOR = N_STEP_FACTORS // 2  # the level's own step
+STEP_FACTORS = (2.0 ** ((np.arange(N_STEP_FACTORS) - OWN_STEP_FACTOR) / 2)).astype(np.float32)
 JOINT = (-1, 0)  # the joint matrix, where (group, matrix) is asked for
 _HEADER = "<8sIIQ16sHHHBB16sBBBBHHHHBBBB"
 DTYPES = {"bf16": 1, "fp16": 2, "fp32": 3}
@@ -210,7 +210,7 @@ class Profile:
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
     joint: Joint = None  # without it all components of a group are its own
-    # u8 [N_SCALES][n_classes]: a column's class in blocks of a scale; None: no steps by block
+    # u8 [N_STEP_FACTORS][n_classes]: a column's class in blocks of a scale; None: no steps by block
     class_at: np.ndarray = None
     query_mean: np.ndarray = None  # f32 [n_layers][n_query_heads][head_dim], of bf16 numbers; no heads: not known
     fingerprint: bytes = field(default=b"", compare=False)
@@ -373,7 +373,7 @@ def read_profile(data):
     )
     class_at = query_mean = None
     if version > 3:
-        class_at = cursor.take("u1", N_SCALES, n_classes)
+        class_at = cursor.take("u1", N_STEP_FACTORS, n_classes)
         _require((class_at < n_classes).all(), "a class that is not there")
         n_heads = cursor.number("<u2")
         _require(n_heads % n_kv_heads == 0, "query heads are no multiple of KV heads")

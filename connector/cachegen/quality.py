@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .block_steps import CHUNK_TOKENS, Importance, scales_of
+from .block_steps import CHUNK_TOKENS, Importance, factors_of
 from .klt import Transform
 from .profile_file import BLOCK_TOKENS, N_LEVELS
 from .rope import Rope
@@ -105,10 +105,10 @@ class Coder(Sizes):
 
     def code(self, x, level):
         """(x after coding, bits of its symbols): x [2][n_layers][n_tokens][C] of a context from position 0."""
-        bits, index, scales = 0.0, None, None
+        bits, index, factors = 0.0, None, None
         if self.importance:
-            index = self.importance.scale_index(x, self.transform.n_sinks)
-            scales = scales_of(index)
+            index = self.importance.factor_index(x, self.transform.n_sinks)
+            factors = factors_of(index)
 
         def kept(gm, symbols):
             nonlocal bits
@@ -119,7 +119,7 @@ class Coder(Sizes):
             bits += self.symbol_bits(symbols, classes, -(-len(symbols) * BLOCK_TOKENS // CHUNK_TOKENS), active)
             return symbols
 
-        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, self.profile.joint, level, scales)
+        out = self.transform.coded(x, self.profile.step[level].tolist(), kept, self.profile.joint, level, factors)
         return out, bits
 
 

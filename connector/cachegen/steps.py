@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from .block_steps import scales_of
+from .block_steps import factors_of
 from .klt import Planes
 from .profile_file import N_LEVELS
 from .quality import score
@@ -53,8 +53,8 @@ def divergence(model, context, x, reference):
 
 
 @torch.no_grad()
-def _mean_divergence(model, transform, prepared, scales, step):
-    coded = (transform.coded(x, [step] * 2, scales=of_blocks) for (_, x, _), of_blocks in zip(prepared, scales))
+def _mean_divergence(model, transform, prepared, factors, step):
+    coded = (transform.coded(x, [step] * 2, factors=of_blocks) for (_, x, _), of_blocks in zip(prepared, factors))
     return sum(divergence(model, c, y, ref) for (c, _, ref), y in zip(prepared, coded)) / len(prepared)
 
 
@@ -63,10 +63,10 @@ def find_steps(model, transform, contexts, progress, importance=None):
     """Steps whose L2 has TARGET_KL over contexts, to two digits; as parse_steps(). importance: that blocks' steps are
     by; None: blocks have one step."""
     prepared = prepare(model, model.prefill, contexts)
-    scales = [importance and scales_of(importance.scale_index(x, transform.n_sinks)) for _, x, _ in prepared]
+    factors = [importance and factors_of(importance.factor_index(x, transform.n_sinks)) for _, x, _ in prepared]
     step = _FIRST_GUESS
     for trial in range(_MAX_TRIALS):
-        kl = _mean_divergence(model, transform, prepared, scales, step)
+        kl = _mean_divergence(model, transform, prepared, factors, step)
         progress(trial + 1, _MAX_TRIALS)
         ratio = (TARGET_KL / max(kl, 1e-9)) ** (1 / _KL_EXPONENT)
         step *= min(max(ratio, 0.1), 10)

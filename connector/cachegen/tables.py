@@ -11,14 +11,14 @@ v * 2^s + raw(s); mirror images are then v and -v - 1. Both cases are counted by
 import numpy as np
 import torch
 
-from .profile_file import MAX_SHIFT, MAX_SYMBOLS, OWN_SCALE, SCALE, SymbolClass
+from .profile_file import MAX_SHIFT, MAX_SYMBOLS, OWN_STEP_FACTOR, SCALE, SymbolClass
 
 N_EXACT = 48  # magnitudes that have their own bin; then a bin an octave
 N_BINS = N_EXACT + 12
 LARGEST = (MAX_SYMBOLS - 2) // 2  # largest value with an index of its own
 SIGMA = 6.0  # of v: columns that are wider get a shift
 _PRIOR_SYMBOLS = 200.0  # of a class's own distribution, where a scale has few symbols of it
-_SCALE_ROUNDS = 6
+_FACTOR_ROUNDS = 6
 _ALPHABETS = [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, LARGEST]  # largest values that a class may have
 _BIN_MIDDLE = np.concatenate([np.arange(N_EXACT), LARGEST + 1.5 * 2.0 ** np.arange(4, 16)])
 
@@ -176,27 +176,27 @@ def cluster(rows, shift, n_classes=192, n_rounds=12):
     return classes, of
 
 
-def cluster_by_scale(counts, shift, n_classes=192):
-    """(classes, class of each column, class_at u8 [N_SCALES][n_classes]): counts f32 [N_SCALES][column][N_BINS] by the
-    scale of the block that symbols are in, shift [column].
+def cluster_by_factor(counts, shift, n_classes=192):
+    """(classes, class of each column, class_at u8 [N_STEP_FACTORS][n_classes]): counts f32
+    [N_STEP_FACTORS][column][N_BINS] by the step factor of the block that symbols are in, shift [column].
 
-    What cluster() finds of all scales together, then in turns the class at each scale, the classes' frequencies, and
-    the columns' classes, each the cheapest that the others allow. Classes at a scale have the column's own shift: wide
+    What cluster() finds of all factors together, then in turns the class at each factor, the classes' frequencies, and
+    the columns' classes, each the cheapest that the others allow. Classes at a factor have the column's own shift: wide
     columns are few, and their low bits cost as much whatever the shift."""
     classes, of = cluster(counts.sum(0), shift, n_classes)
     n = len(classes)
     shifts = np.array([c.shift for c in classes])
     is_other = shifts[:, None] != shifts
-    for turn in range(_SCALE_ROUNDS):
+    for turn in range(_FACTOR_ROUNDS):
         pooled = np.stack([pool(rows, of, n) for rows in counts])
         own = pooled.sum(0)
         prior = _PRIOR_SYMBOLS * own / np.maximum(own.sum(1, keepdims=True), 1)
         costs = np.stack([class_costs(c) for c in classes])
         bits = (pooled + prior) @ costs.T
         bits[:, is_other] = np.inf
-        bits[OWN_SCALE] -= 1e-9 * np.eye(n)  # where all cost alike, a class is itself
+        bits[OWN_STEP_FACTOR] -= 1e-9 * np.eye(n)  # where all cost alike, a class is itself
         class_at = bits.argmin(2)
-        if turn == _SCALE_ROUNDS - 1:
+        if turn == _FACTOR_ROUNDS - 1:
             break
         of_class = np.zeros((n, N_BINS))
         for rows, at in zip(pooled, class_at):

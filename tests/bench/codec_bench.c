@@ -46,8 +46,8 @@ typedef struct chunk_file {
     size_t n_bytes;
     cg_chunk_header header;
     uint32_t *tokens;
-    uint8_t **tiles;            /* [n_tasks]: the elements that an encoder's tasks read */
-    const uint8_t *scale_index; /* of its blocks, in bytes; NULL: none */
+    uint8_t **tiles;             /* [n_tasks]: the elements that an encoder's tasks read */
+    const uint8_t *factor_index; /* of its blocks, in bytes; NULL: none */
 } chunk_file;
 
 /* Of the wall clock, and of all threads' CPU time: a machine with other work to do tells less by
@@ -189,8 +189,8 @@ static cg_encoder *new_encoder(const chunk_file *file, const cg_profile *profile
                          (uint8_t)(levels | (h->coarsest > h->level ? CG_NESTED : 0u) | more),
                          &encoder),
           file->path);
-    if (file->scale_index != NULL)
-        check(cg_encoder_set_scales(encoder, file->scale_index), file->path);
+    if (file->factor_index != NULL)
+        check(cg_encoder_set_step_factors(encoder, file->factor_index), file->path);
     return encoder;
 }
 
@@ -268,7 +268,7 @@ static void read_file(const char *path, chunk_file *file)
     file->header = chunk.header;
     const cg_section second = cg_chunk_section(&chunk, 1);
     if (second.kind == CG_SECTION_STEPS)
-        file->scale_index = file->bytes + second.offset;
+        file->factor_index = file->bytes + second.offset;
     file->tokens = take(chunk.header.n_tokens * sizeof *file->tokens);
     check(cg_chunk_tokens(&chunk, file->tokens), path);
 }

@@ -41,12 +41,12 @@ TEST(BlockOrder, SortsRowsByScaleThenByBlock)
     EXPECT_EQ(order.n_runs, 1u);
     EXPECT_EQ(order.runs[0].n_rows, 7u);
     EXPECT_EQ(order.runs[0].classes_at, 0u);
-    EXPECT_EQ(Bytes(order.scale, order.scale + 7), Bytes(7, 3));
-    const uint8_t scale_index[] = {3, 0, 6, 0, 3, 3, 1};
-    ASSERT_EQ(cg_block_order_sort(profile.get(), scale_index, &order), CG_OK);
+    EXPECT_EQ(Bytes(order.factor_index, order.factor_index + 7), Bytes(7, 3));
+    const uint8_t factor_index[] = {3, 0, 6, 0, 3, 3, 1};
+    ASSERT_EQ(cg_block_order_sort(profile.get(), factor_index, &order), CG_OK);
     EXPECT_EQ(std::vector<uint16_t>(order.block, order.block + 7),
               (std::vector<uint16_t>{1, 3, 6, 0, 4, 5, 2}));
-    EXPECT_EQ(Bytes(order.scale, order.scale + 7), (Bytes{0, 0, 1, 3, 3, 3, 6}));
+    EXPECT_EQ(Bytes(order.factor_index, order.factor_index + 7), (Bytes{0, 0, 1, 3, 3, 3, 6}));
     ASSERT_EQ(order.n_runs, 4u);
     const size_t n_rows[] = {2, 1, 3, 1}, scale[] = {0, 1, 3, 6};
     for (int i = 0; i < 4; i++) {
@@ -139,14 +139,14 @@ TEST(BlockOrder, ScalesOfTheCacheScaleQueriesToo)
 {
     const Profile p = make_profile(spec_4()), scaled = make_profile(spec_4());
     const float scales[4][2] = {{1, 2}, {0.5f, 2}, {2, 0.25f}, {8, 1}};
-    ASSERT_EQ(cg_profile_scale(scaled.get(), scales), CG_OK);
+    ASSERT_EQ(cg_profile_for_cache_scales(scaled.get(), scales), CG_OK);
     for (size_t i = 0; i < size_t{4} * 4 * 16; i++)
         ASSERT_EQ(scaled->query_mean[i], p->query_mean[i] * scales[i / 64][0]);
     Bytes large = make_profile_bytes(spec_4());
     cg_put_le(large.data() + behind_classes(spec_4()) + 7 * 8 + 2 + 2 * 64 * 3, 2, 0x7f00);
     seal_profile(&large);
     const Profile too_large = open_profile(large);
-    EXPECT_EQ(cg_profile_scale(too_large.get(), scales), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_profile_for_cache_scales(too_large.get(), scales), CG_ERR_INVALID_ARGUMENT);
 }
 
 // ---- chunks ----
@@ -232,14 +232,14 @@ TEST(BlockOrder, ABlocksErrorIsWhatItsStepSays)
             ASSERT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
             const auto want = to_floats(elements, CG_DTYPE_FP32),
                        got = to_floats(decoded, CG_DTYPE_FP32);
-            double square[CG_N_SCALES] = {}, n[CG_N_SCALES] = {};
+            double square[CG_N_STEP_FACTORS] = {}, n[CG_N_STEP_FACTORS] = {};
             for (size_t i = 0; i < want.size(); i++) {
                 const size_t plane = i / (n_tokens * channels), t = i / channels % n_tokens;
                 square[scales[t / 8]] += std::pow(
                     (got[i] - want[i]) * profile->weight[plane * channels + i % channels], 2);
                 n[scales[t / 8]]++;
             }
-            for (int i = 0; i < CG_N_SCALES; i++) {
+            for (int i = 0; i < CG_N_STEP_FACTORS; i++) {
                 const double step = spec.step[level - 1][CG_K] * std::exp2((i - 3) / 2.0);
                 EXPECT_NEAR(square[i] / n[i], step * step / 12, 0.06 * step * step / 12)
                     << "L" << level << " scale " << i << " shared " << spec.n_shared;

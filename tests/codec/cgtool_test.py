@@ -181,7 +181,7 @@ class CgtoolTest(unittest.TestCase):
         self.run_tool("verify", "--decode", folder)
         chunk = os.path.join(folder, "bf16-0-L1.kv")
         about = json.loads(self.run_tool("info", "--json", chunk).stdout)
-        self.assertEqual((about["version"], about["blocks_by_scale"]), (5, [1, 0, 1, 0, 0, 1, 0]))
+        self.assertEqual((about["version"], about["blocks_by_step_factor"]), (5, [1, 0, 1, 0, 0, 1, 0]))
         self.assertEqual([s["kind"] for s in about["sections"][:3]], ["tokens", "steps", "joint"])
         text = self.run_tool("info", chunk, os.path.join(folder, "profile.cgp")).stdout
         self.assertIn("1 at 0.35, 0 at 0.50, 1 at 0.71, 0 at 1.00, 0 at 1.41, 1 at 2.00, 0 at 2.83 times", text)
@@ -189,7 +189,7 @@ class CgtoolTest(unittest.TestCase):
         profile = json.loads(self.run_tool("info", "--json", os.path.join(folder, "profile.cgp")).stdout)
         self.assertEqual((profile["version"], profile["n_query_heads"]), (4, 2))
         about = json.loads(self.run_tool("info", "--json", os.path.join(GOLDEN, "bf16-0-L2.kv")).stdout)
-        self.assertEqual(about["blocks_by_scale"], [])
+        self.assertEqual(about["blocks_by_step_factor"], [])
 
     def test_info_of_chunks_and_profiles(self):
         chunk = os.path.join(GOLDEN, "bf16-0-L2.kv")

@@ -65,7 +65,7 @@ class ChunkTest : public testing::Test
         Bytes file(at);
         for (const cg_section &s : sections) {
             for (size_t i = at; i < at + s.bytes; i++)
-                file.push_back(s.kind == CG_SECTION_STEPS ? scale_index : static_cast<uint8_t>(i));
+                file.push_back(s.kind == CG_SECTION_STEPS ? factor_index : static_cast<uint8_t>(i));
             at += cg_padded(s.bytes, cg_chunk_align(header.version));
             file.resize(at);
         }
@@ -102,7 +102,7 @@ class ChunkTest : public testing::Test
     const std::vector<uint32_t> tokens = {1, 0xffffff, 3, 70000, 5};
     cg_chunk_header header = {};
     std::vector<cg_section> sections;
-    uint8_t scale_index = 3; // of each block, with steps
+    uint8_t factor_index = 3; // of each block, with steps
 };
 
 TEST_F(ChunkTest, OpensWhatWasFinished)
@@ -609,10 +609,10 @@ TEST_F(NestedChunkTest, TheStepsStandBehindTheTokens)
     };
     sections = good;
     for (const uint8_t index : {0, 6, 7, 255}) {
-        scale_index = index;
-        EXPECT_EQ(verify(make()), index < CG_N_SCALES ? CG_OK : CG_ERR_CORRUPT) << int{index};
+        factor_index = index;
+        EXPECT_EQ(verify(make()), index < CG_N_STEP_FACTORS ? CG_OK : CG_ERR_CORRUPT) << int{index};
     }
-    scale_index = 0;
+    factor_index = 0;
     EXPECT_EQ(cg_get_le(make().data() + 8, 4), 5u);
     for (const uint32_t version : {1u, 3u, 4u}) {
         header.version = version;

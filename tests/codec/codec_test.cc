@@ -333,7 +333,7 @@ TEST(Fp8, AScaledCacheIsCodedAsTheElementsThatItStandsFor)
         for (size_t i = 0; i < scales.size(); i++)
             scales[i] = std::ldexp(1.f, static_cast<int>(i % 5) - 3);
         const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
-        ASSERT_EQ(cg_profile_scale(scaled.get(), pairs), CG_OK);
+        ASSERT_EQ(cg_profile_for_cache_scales(scaled.get(), pairs), CG_OK);
 
         Coded c = code(spec, plain.get(), CG_DTYPE_FP8_E4M3, 0, 24, CG_L1);
         cg_chunk_header wide = c.header;
@@ -343,7 +343,7 @@ TEST(Fp8, AScaledCacheIsCodedAsTheElementsThatItStandsFor)
         Bytes meant, want, got, chunk;
         for (size_t i = 0; i < stored.size(); i++)
             put_element(&meant, CG_DTYPE_FP32, stored[i] * scales[i / n_plane]);
-        c.header.scales = cg_scales_hash(pairs, spec.n_layers);
+        c.header.cache_scales = cg_cache_scales_hash(pairs, spec.n_layers);
         for (const cg_level level : {CG_L1, CG_L2, CG_L3}) {
             ASSERT_EQ(encode(scaled.get(), c.header, c.tokens, c.elements, level, &c.chunk), CG_OK);
             ASSERT_EQ(encode(plain.get(), wide, c.tokens, meant, level, &chunk), CG_OK);
@@ -362,7 +362,7 @@ TEST(Fp8, AScaledCacheIsCodedAsTheElementsThatItStandsFor)
         EXPECT_EQ(encode(plain.get(), c.header, c.tokens, c.elements, CG_L2, &chunk),
                   CG_ERR_FOREIGN_MODEL);
         ASSERT_EQ(encode(nullptr, c.header, c.tokens, c.elements, CG_L0, &chunk), CG_OK);
-        EXPECT_EQ(cg_get_le(chunk.data() + 48, 8), c.header.scales);
+        EXPECT_EQ(cg_get_le(chunk.data() + 48, 8), c.header.cache_scales);
         ASSERT_EQ(decode(nullptr, chunk, &got), CG_OK);
         EXPECT_EQ(got, c.elements);
         chunk[27] = CG_DTYPE_BF16; // which has no scales
@@ -376,18 +376,20 @@ TEST(Fp8, RefusesScalesThatAreNone)
     const ProfileSpec spec = spec_2(true);
     std::vector<float> scales(2u * spec.n_layers, 1.f);
     const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
-    EXPECT_EQ(cg_scales_hash(pairs, spec.n_layers), 0u);
-    EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_OK);
-    EXPECT_EQ(cg_profile_scale(make_profile(ProfileSpec()).get(), pairs), CG_OK);
+    EXPECT_EQ(cg_cache_scales_hash(pairs, spec.n_layers), 0u);
+    EXPECT_EQ(cg_profile_for_cache_scales(make_profile(spec).get(), pairs), CG_OK);
+    EXPECT_EQ(cg_profile_for_cache_scales(make_profile(ProfileSpec()).get(), pairs), CG_OK);
     for (const float bad : {0.f, -1.f, NAN, HUGE_VALF, 1e-40f, 1e-37f}) {
         scales.back() = bad; // with the last, elements would be no numbers
-        EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_ERR_INVALID_ARGUMENT)
+        EXPECT_EQ(cg_profile_for_cache_scales(make_profile(spec).get(), pairs),
+                  CG_ERR_INVALID_ARGUMENT)
             << bad;
     }
     scales.back() = 0.5f;
-    EXPECT_NE(cg_scales_hash(pairs, spec.n_layers), 0u);
-    EXPECT_EQ(cg_profile_scale(make_profile(spec).get(), pairs), CG_OK);
-    EXPECT_EQ(cg_profile_scale(make_profile(ProfileSpec()).get(), pairs), CG_ERR_UNSUPPORTED);
+    EXPECT_NE(cg_cache_scales_hash(pairs, spec.n_layers), 0u);
+    EXPECT_EQ(cg_profile_for_cache_scales(make_profile(spec).get(), pairs), CG_OK);
+    EXPECT_EQ(cg_profile_for_cache_scales(make_profile(ProfileSpec()).get(), pairs),
+              CG_ERR_UNSUPPORTED);
 }
 
 TEST(Codec, CodesHugeFiniteNumbersWithoutHarm)

@@ -228,15 +228,15 @@ struct Reference {
         return all;
     }
 
-    // scale_index: of each block. Returns [n_layers][2][n_tokens][heads][dim], not yet rounded.
+    // factor_index: of each block. Returns [n_layers][2][n_tokens][heads][dim], not yet rounded.
     std::vector<float> decode(const Symbols &symbols, unsigned level, uint32_t first_position,
-                              uint32_t n_tokens, const Bytes &scale_index) const
+                              uint32_t n_tokens, const Bytes &factor_index) const
     {
         const size_t channels = heads * dim, n_blocks = (n_tokens + 7) / 8;
         std::vector<size_t> block_of(n_blocks); // of each row
         std::iota(block_of.begin(), block_of.end(), 0);
         std::stable_sort(block_of.begin(), block_of.end(),
-                         [&](size_t a, size_t b) { return scale_index[a] < scale_index[b]; });
+                         [&](size_t a, size_t b) { return factor_index[a] < factor_index[b]; });
         std::vector<float> x(n_layers * 2 * n_tokens * channels);
         std::vector<std::vector<int32_t>> shared; // [b][f]
         for (size_t b = 0; b < n_blocks && n_shared > 0; b++) {
@@ -253,7 +253,7 @@ struct Reference {
                 for (size_t b = 0; b < n_blocks; b++) {
                     const size_t block = block_of[b];
                     const auto scale =
-                        static_cast<float>(std::exp2((scale_index[block] - 3) / 2.0));
+                        static_cast<float>(std::exp2((factor_index[block] - 3) / 2.0));
                     float y[8];
                     for (size_t f = 0; f < 8; f++) {
                         const size_t n_active = symbols[i][f].size() / n_blocks;
@@ -385,14 +385,14 @@ Reference::Symbols set_symbols(const cg_profile *p, Fill fill, uint64_t seed, By
 }
 
 // A chunk without sinks whose symbols are all zeros.
-Bytes make_zeros(const cg_profile *p, cg_chunk_header header, const Bytes &scale_index, int level)
+Bytes make_zeros(const cg_profile *p, cg_chunk_header header, const Bytes &factor_index, int level)
 {
     const auto tokens = make_tokens(header.n_tokens, 1);
     const size_t n_blocks = cg_count_blocks(header.n_tokens);
     cg_block_order order;
     EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(n_blocks), &order), CG_OK);
     if (p->version == 4) {
-        EXPECT_EQ(cg_block_order_sort(p, scale_index.data(), &order), CG_OK);
+        EXPECT_EQ(cg_block_order_sort(p, factor_index.data(), &order), CG_OK);
     }
     header.version = cg_profile_chunk_version(p);
     header.level = header.coarsest = static_cast<uint8_t>(level);
@@ -408,7 +408,7 @@ Bytes make_zeros(const cg_profile *p, cg_chunk_header header, const Bytes &scale
         for (size_t t = 0; i == 0 && t < tokens.size(); t++)
             put(&kept[0], tokens[t], 2);
         if (s.kind == CG_SECTION_STEPS)
-            kept[i] = scale_index;
+            kept[i] = factor_index;
         if (i > 0 && s.kind != CG_SECTION_STEPS) {
             const uint32_t group = s.kind == CG_SECTION_JOINT ? p->n_groups : s.group;
             const cg_level_columns &columns = p->groups[group].columns[level - 1][s.plane];
@@ -502,23 +502,23 @@ class ExactTest : public EachKernels
         const cg_chunk_header header =
             make_header(spec, static_cast<uint8_t>(dtype), first_position, n_tokens);
         const Bytes elements = make_elements(header, 7, scale),
-                    scale_index = spec.version == 4
-                                      ? draw_scales(n_tokens, n_tokens)
-                                      : Bytes(cg_count_blocks(n_tokens), CG_OWN_SCALE);
+                    factor_index = spec.version == 4
+                                       ? draw_scales(n_tokens, n_tokens)
+                                       : Bytes(cg_count_blocks(n_tokens), CG_OWN_STEP_FACTOR);
         Bytes chunk, got;
         if (fill == Fill::encoded)
             ASSERT_EQ(encode_scaled(profile.get(), header, make_tokens(n_tokens, 1), elements,
-                                    scale_index, static_cast<cg_level>(level), &chunk),
+                                    factor_index, static_cast<cg_level>(level), &chunk),
                       CG_OK);
         else
-            chunk = make_zeros(profile.get(), header, scale_index, level);
+            chunk = make_zeros(profile.get(), header, factor_index, level);
         EXPECT_EQ(cg_get_le(chunk.data() + 8, 4), spec.version + 1);
         const auto symbols = set_symbols(profile.get(), fill, 3, &chunk);
         EXPECT_EQ(cg_chunk_verify(chunk.data(), chunk.size()), CG_OK);
         ASSERT_EQ(decode(profile.get(), chunk, &got), CG_OK);
         const auto x = Reference(profile_bytes)
                            .decode(symbols, static_cast<unsigned>(level), first_position, n_tokens,
-                                   scale_index);
+                                   factor_index);
         Bytes want;
         for (const float value : x)
             put_element(&want, dtype, value);

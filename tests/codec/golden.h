@@ -159,7 +159,7 @@ struct GoldenSet {
 inline Profile golden_profile(const GoldenSet &set, const Bytes &bytes)
 {
     Profile profile = open_profile(bytes);
-    if (set.has_scales && cg_profile_scale(profile.get(), golden_scales) != CG_OK)
+    if (set.has_scales && cg_profile_for_cache_scales(profile.get(), golden_scales) != CG_OK)
         profile.reset();
     return profile;
 }
@@ -188,7 +188,7 @@ inline cg_chunk_header golden_header(const GoldenSet &set, unsigned dtype, int c
                                          chunk == 0 ? 24 : 13);
     header.parent = cg_key_root(&header.model, "golden", 6);
     header.extra = cg_key_of_bytes("lora", 4);
-    header.scales = set.has_scales ? cg_scales_hash(golden_scales, 3) : 0;
+    header.cache_scales = set.has_scales ? cg_cache_scales_hash(golden_scales, 3) : 0;
     if (chunk == 1)
         header.parent = cg_key_chunk(&header.parent, &header.extra, all.data(), 24);
     tokens_out->assign(all.begin() + header.first_position,

@@ -143,7 +143,7 @@ TEST(Golden, ChunksCarryTheirHeader)
                 golden_header(set, golden.dtype, golden.chunk, &want_tokens);
             EXPECT_EQ(chunk.header.level, golden.level);
             EXPECT_EQ(chunk.header.first_position, want.first_position);
-            EXPECT_EQ(chunk.header.scales, want.scales);
+            EXPECT_EQ(chunk.header.cache_scales, want.cache_scales);
             EXPECT_TRUE(cg_geometry_equal(&chunk.header.geometry, &want.geometry));
             EXPECT_TRUE(cg_key_equal(&chunk.header.parent, &want.parent));
             EXPECT_TRUE(cg_key_equal(&chunk.header.extra, &want.extra));

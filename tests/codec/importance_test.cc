@@ -155,7 +155,7 @@ struct Case {
     std::vector<uint8_t> scales(std::vector<float> counts) const
     {
         std::vector<uint8_t> index(n_blocks(), 99);
-        cg_importance_scales(&heads, counts.data(), index.data());
+        cg_importance_step_factors(&heads, counts.data(), index.data());
         return index;
     }
 };
@@ -292,7 +292,7 @@ TEST_P(ImportanceTest, IsThatOfTheFormula)
         const std::vector<uint8_t> index = c.scales(counts);
         const std::vector<double> steps = steps_by_the_book(c, {counts.begin(), counts.end()});
         for (size_t b = 0; b < index.size(); b++) {
-            ASSERT_LT(index[b], CG_N_SCALES);
+            ASSERT_LT(index[b], CG_N_STEP_FACTORS);
             ASSERT_LE(std::fabs(steps[b] - (index[b] - 3.0)), 0.501)
                 << "block " << b << ", scale " << int{index[b]};
         }
@@ -324,7 +324,7 @@ TEST_P(ImportanceTest, AlikeTokensCountAlike)
     for (const float x : counts)
         EXPECT_NEAR(x, 1, 1e-4);
     for (const uint8_t index : c.scales(counts))
-        EXPECT_EQ(index, CG_OWN_SCALE);
+        EXPECT_EQ(index, CG_OWN_STEP_FACTOR);
 }
 
 TEST_P(ImportanceTest, NumbersBeyondF32AreNoHarm)
@@ -350,7 +350,7 @@ TEST_P(ImportanceTest, NumbersBeyondF32AreNoHarm)
             }
             EXPECT_GT(sum, 0);
             for (const uint8_t index : c.scales(counts))
-                EXPECT_LT(index, CG_N_SCALES);
+                EXPECT_LT(index, CG_N_STEP_FACTORS);
         }
     }
 }
@@ -427,9 +427,9 @@ TEST(Weighing, AChunksBlocksHaveTheStepsThatItsKAndVAskFor)
             cg_encoder_weigh(encoder.get(), layer, scratch.get(), n_scratch, k, k + plane_bytes),
             CG_OK);
     }
-    cg_importance_scales(&heads, counts.data(), want.data());
+    cg_importance_step_factors(&heads, counts.data(), want.data());
     cg_heads_destroy(&heads);
-    ASSERT_NE(want, Bytes(10, CG_OWN_SCALE));
+    ASSERT_NE(want, Bytes(10, CG_OWN_STEP_FACTOR));
 
     Bytes alone, by_three, nested, by_hand;
     ASSERT_EQ(encode(profile.get(), header, tokens, elements, CG_L2, &alone), CG_OK);
@@ -484,7 +484,7 @@ TEST(Weighing, NothingIsWeighedWithoutQueriesOrLossyLevels)
     ASSERT_EQ(
         encode(profile.get(), header, make_tokens(16, 1), make_elements(header, 1), CG_L2, &chunk),
         CG_OK);
-    EXPECT_EQ(steps_of(chunk), Bytes(2, CG_OWN_SCALE));
+    EXPECT_EQ(steps_of(chunk), Bytes(2, CG_OWN_STEP_FACTOR));
 }
 
 TEST(Weighing, RefusesWhatItCannotWeigh)

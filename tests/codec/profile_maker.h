@@ -646,16 +646,16 @@ inline cg_status decode(const cg_profile *profile, const Bytes &chunk, Bytes *el
 inline Bytes draw_scales(uint32_t n_tokens, uint64_t seed)
 {
     Random random(seed);
-    Bytes scale_index;
+    Bytes factor_index;
     for (uint32_t b = 0; b < cg_count_blocks(n_tokens); b++)
-        scale_index.push_back(static_cast<uint8_t>(random.below(CG_N_SCALES)));
-    return scale_index;
+        factor_index.push_back(static_cast<uint8_t>(random.below(CG_N_STEP_FACTORS)));
+    return factor_index;
 }
 
 // encode(), but each block's step is the level's times its scale.
 inline cg_status encode_scaled(const cg_profile *profile, const cg_chunk_header &header,
                                const std::vector<uint32_t> &tokens, const Bytes &elements,
-                               const Bytes &scale_index, cg_level level, Bytes *chunk_out,
+                               const Bytes &factor_index, cg_level level, Bytes *chunk_out,
                                cg_level coarsest = CG_L0, cg_projector *projector = nullptr)
 {
     coarsest = std::max(level, coarsest);
@@ -666,7 +666,7 @@ inline cg_status encode_scaled(const cg_profile *profile, const cg_chunk_header 
         &made);
     const std::unique_ptr<cg_encoder, decltype(&cg_encoder_free)> encoder(made, cg_encoder_free);
     if (status == CG_OK)
-        status = cg_encoder_set_scales(made, scale_index.data());
+        status = cg_encoder_set_step_factors(made, factor_index.data());
     if (status != CG_OK)
         return status;
     const size_t n_scratch = cg_encoder_scratch_bytes(made);

@@ -44,7 +44,7 @@ inline std::vector<double> coded_blocks(const cg_profile *p, const cg_projection
         for (const uint32_t t : coded)
             block[t] = x[first + t];
         for (const double value : block)
-            out.push_back(value / double{CG_SCALES[what.order->scale[r]]});
+            out.push_back(value / double{CG_STEP_FACTORS[what.order->factor_index[r]]});
     }
     return out;
 }

@@ -104,8 +104,8 @@ struct Case {
         cg_encoder *encoder;
         const auto tokens = make_tokens(header.n_tokens, 1);
         EXPECT_EQ(cg_encoder_new(profile.get(), &header, tokens.data(), levels, &encoder), CG_OK);
-        const Bytes scale_index = draw_scales(header.n_tokens, 1);
-        EXPECT_EQ(cg_encoder_set_scales(encoder, scale_index.data()), CG_OK);
+        const Bytes factor_index = draw_scales(header.n_tokens, 1);
+        EXPECT_EQ(cg_encoder_set_step_factors(encoder, factor_index.data()), CG_OK);
         const size_t n_scratch = cg_encoder_scratch_bytes(encoder);
         const std::unique_ptr<void, MallocFree> scratch(
             aligned_alloc(64, (n_scratch + 63) / 64 * 64));
@@ -251,7 +251,8 @@ TEST(Projection, OfWrongSpectraIsMadeByTheCpu)
         // Without the blocks' scales.
         +[](const cg_projection &what, std::vector<float> *rows) {
             for (size_t i = 0; i < rows->size(); i++)
-                (*rows)[i] *= CG_SCALES[what.order->scale[i / what.row_stride % what.n_rows]];
+                (*rows)[i] *=
+                    CG_STEP_FACTORS[what.order->factor_index[i / what.row_stride % what.n_rows]];
         },
         // A channel is lost.
         +[](const cg_projection &what, std::vector<float> *rows) {

@@ -89,9 +89,9 @@ void draw_refinement(cg_rans_class *cls, Random *random)
 {
     uint16_t freq[CG_RANS_REFINE_CONTEXTS][2];
     for (auto &of_context : freq) {
-        of_context[0] = static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 2));
+        of_context[0] = static_cast<uint16_t>(1 + random->below(CG_RANS_TOTAL - 2));
         of_context[1] =
-            static_cast<uint16_t>(1 + random->below(CG_RANS_SCALE - 1u - of_context[0]));
+            static_cast<uint16_t>(1 + random->below(CG_RANS_TOTAL - 1u - of_context[0]));
     }
     EXPECT_EQ(cg_rans_class_init_refinement(cls, freq), CG_OK);
 }

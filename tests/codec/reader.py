@@ -30,7 +30,7 @@ ELEMENT_BYTES = {BF16: 2, FP16: 2, FP32: 4, E4M3: 1, E5M2: 1}
 SPLITS = {BF16: (8, 7, 1, 0), FP16: (5, 10, 1, 3), FP32: (8, 23, 3, 0), E4M3: (4, 3, 0, 4), E5M2: (5, 2, 0, 3)}
 LANES = 32
 JOINT = ("joint", 0)  # in the place of a group and matrix
-SCALES = np.array([2.0 ** ((i - 3) / 2) for i in range(7)], np.float32)  # of a block's step
+STEP_FACTORS = np.array([2.0 ** ((i - 3) / 2) for i in range(7)], np.float32)  # of a block's step
 
 
 class Corrupt(Exception):
@@ -521,7 +521,7 @@ class Profile:
                     largest = 2.0 ** (33 - self.unit_bits[group, 0 if self.joined else plane] - min(self.fraction_bits))
                 mean, weight = (x[layers, plane].reshape(n_layers * channels) for x in (self.mean, self.weight))
                 for step in self.step[:, plane]:
-                    step = step * (SCALES[-1] if self.has_steps else np.float32(1))
+                    step = step * (STEP_FACTORS[-1] if self.has_steps else np.float32(1))
                     sums = np.abs(mean) + largest * (step / weight).astype(np.float64)
                     if self.has_anchors:
                         sums += 32768.0 * self.anchor_step[layers, plane].reshape(n_layers * channels)
@@ -671,14 +671,14 @@ class Chunk:
         return out
 
     def order_blocks(self, profile):
-        """Sets block, that of each row of a matrix of symbols, and scale_index, of its step."""
+        """Sets block, that of each row of a matrix of symbols, and factor_index, of its step."""
         n_blocks = (self.n_tokens + 7) // 8
-        self.block, self.scale_index = np.arange(n_blocks), np.full(n_blocks, 3)
+        self.block, self.factor_index = np.arange(n_blocks), np.full(n_blocks, 3)
         if profile.has_steps:
             of_blocks = np.frombuffer(self.sections[10, 0, 0], np.uint8)
             require(len(of_blocks) == n_blocks and (of_blocks <= 6).all(), "steps")
             self.block = np.array(sorted(range(n_blocks), key=lambda b: (of_blocks[b], b)))
-            self.scale_index = of_blocks[self.block]
+            self.factor_index = of_blocks[self.block]
 
     def tables(self, profile, group, matrix, layers, planes, *more):
         """step / weight, mean and more such tables of a matrix: f32, channels as [plane][layer][head][dim]."""
@@ -722,7 +722,7 @@ class Chunk:
                 require(n <= len(of), "active columns")
                 runs += [of[:n], of[n:]]
                 coarse += [known, None]
-        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse, self.align, self.scale_index)
+        symbols, used = decode_matrix(section, runs, n_blocks, None, coarse, self.align, self.factor_index)
         require(used == len(section), "bytes behind the matrix")
         return symbols if level == self.coarsest else [np.hstack(symbols[2 * f : 2 * f + 2]) for f in range(8)]
 
@@ -757,7 +757,8 @@ class Chunk:
         if profile.has_joint:
             symbols = [np.hstack((v[:, group], s << q)) for v, s in zip(self.given, symbols)]
         y = [integer_product(s, basis[: s.shape[1]]).astype(np.float32) for s in symbols]  # [f][row][channel]
-        dct = (DCT[:, :, None] * SCALES[self.scale_index]) * np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
+        unit = np.float32(2.0 ** -(profile.unit_bits[group, matrix] + q))
+        dct = (DCT[:, :, None] * STEP_FACTORS[self.factor_index]) * unit
         dct = dct[..., None]  # [f][t][row][1]
         z = np.zeros((len(y[0]), 8, len(mean)), np.float32)
         for t in range(4):

@@ -32,7 +32,7 @@ from cachegen.assemble import (  # noqa: E402
     plan_columns,
     quantize_basis,
 )
-from cachegen.block_steps import CHUNK_TOKENS, Importance, scales_of  # noqa: E402
+from cachegen.block_steps import CHUNK_TOKENS, Importance, factors_of  # noqa: E402
 from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
@@ -41,7 +41,7 @@ from cachegen.make_profile import (  # noqa: E402
     PROFILE_SHARE,
     choose_matrices,
     choose_shared,
-    count_by_scale,
+    count_by_factor,
     count_symbols,
     fill_transform,
     join_groups,
@@ -53,16 +53,16 @@ from cachegen.profile_file import (  # noqa: E402
     JOINT,
     MAX_BITS,
     MAX_ELEMENT,
-    N_SCALES,
-    OWN_SCALE,
-    SCALES,
+    N_STEP_FACTORS,
+    OWN_STEP_FACTOR,
+    STEP_FACTORS,
     Basis,
     read_profile,
 )
 from cachegen.quality import Coder  # noqa: E402
 from cachegen.rope import NO_ROPE, Rope  # noqa: E402
 from cachegen.steps import parse_steps  # noqa: E402
-from cachegen.tables import N_BINS, class_costs, cluster_by_scale, magnitude_bins  # noqa: E402
+from cachegen.tables import N_BINS, class_costs, cluster_by_factor, magnitude_bins  # noqa: E402
 from cachegen.xxh3 import xxh3_64  # noqa: E402
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
@@ -125,13 +125,13 @@ def made(is_joined, budget_bytes=1 << 20, model=MODEL, groups=GROUPS, n_shared=0
     steps = parse_steps("0.05,0.15,0.45")
     importance = None if query_mean is None else Importance(query_mean, model.rope)
     statistics = count_symbols(model, caches, ["one"], transform, steps, Quiet())
-    plan, by_scale = plan_columns(transform, statistics, budget_bytes), None
+    plan, by_factor = plan_columns(transform, statistics, budget_bytes), None
     if importance:
-        by_scale = count_by_scale(
+        by_factor = count_by_factor(
             model, caches, ["one"], transform, steps, plan, statistics.histograms, importance, Quiet()
         )
     profile = assemble(
-        model, "5a" * 16, transform, statistics.histograms, plan, steps, 48 if importance else 12, by_scale, query_mean
+        model, "5a" * 16, transform, statistics.histograms, plan, steps, 48 if importance else 12, by_factor, query_mean
     )
     return profile, transform, x
 
@@ -611,7 +611,7 @@ class BlockStepsTest(unittest.TestCase):
             found = {b: max(-1.5, min(1.5, o - mean)) if _ == 0 else o - mean for b, o in found.items()}
         return [3 + max(-3, min(3, round(2 * found[b]))) if b in found else 3 for b in range(-(-n_tokens // 8))]
 
-    def test_scales_are_those_of_the_format(self):
+    def test_step_factors_are_those_of_the_format(self):
         rope = Rope("", 2, torch.tensor([0.7], dtype=torch.float64))
         for n_tokens, n_sinks, size in (
             (256, 0, 3),
@@ -623,36 +623,36 @@ class BlockStepsTest(unittest.TestCase):
             (10, 8, 3),
         ):
             query_mean, x = queries(size=size), flat(correlated())[:, :, :n_tokens]
-            found = Importance(query_mean, rope).scale_index(x, n_sinks).tolist()
+            found = Importance(query_mean, rope).factor_index(x, n_sinks).tolist()
             self.assertEqual(found, self.as_the_format_says(query_mean, rope, x, n_sinks), (n_tokens, n_sinks))
-            self.assertTrue(n_tokens < 50 or len(set(found)) > 2, "of several scales")
-        self.assertEqual((min(found), len(found)), (OWN_SCALE, 2))
+            self.assertTrue(n_tokens < 50 or len(set(found)) > 2, "of several factors")
+        self.assertEqual((min(found), len(found)), (OWN_STEP_FACTOR, 2))
 
     def test_a_chunk_does_not_know_the_others(self):
         importance, x = Importance(queries(), NO_ROPE), flat(correlated())
-        whole = importance.scale_index(x, 2)
+        whole = importance.factor_index(x, 2)
         parts = [
-            importance.scale_index(x[:, :, at : at + CHUNK_TOKENS], max(2 - at, 0))
+            importance.factor_index(x[:, :, at : at + CHUNK_TOKENS], max(2 - at, 0))
             for at in range(0, N_TOKENS, CHUNK_TOKENS)
         ]
         self.assertEqual(whole.tolist(), torch.cat(parts).tolist())
-        np.testing.assert_array_equal(scales_of(torch.arange(N_SCALES)).numpy(), SCALES)
+        np.testing.assert_array_equal(factors_of(torch.arange(N_STEP_FACTORS)).numpy(), STEP_FACTORS)
         self.assertEqual(
-            [float(s).hex()[:10] for s in SCALES[::2]], ["0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6"]
+            [float(s).hex()[:10] for s in STEP_FACTORS[::2]], ["0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6", "0x1.6a09e6"]
         )
 
     def test_errors_are_those_of_the_blocks_steps(self):
         transform, x, _ = calibrated(True)
-        index = torch.randint(0, N_SCALES, (N_TOKENS // 8,), generator=torch.Generator().manual_seed(8))
+        index = torch.randint(0, N_STEP_FACTORS, (N_TOKENS // 8,), generator=torch.Generator().manual_seed(8))
         steps = [0.01, 0.01]
-        same = transform.coded(x, steps, scales=torch.ones(N_TOKENS // 8))
+        same = transform.coded(x, steps, factors=torch.ones(N_TOKENS // 8))
         self.assertTrue(torch.equal(same, transform.coded(x, steps)))
-        out = transform.coded(x, steps, scales=scales_of(index))
+        out = transform.coded(x, steps, factors=factors_of(index))
         error = (
             ((out - x) * transform.weight.transpose(0, 1)[:, :, None]).square().mean((0, 1, 3)).unflatten(0, (-1, 8))
         )
-        for i in range(N_SCALES):
-            size = error[1:][index[1:] == i].mean().sqrt().item() / (0.01 * SCALES[i])
+        for i in range(N_STEP_FACTORS):
+            size = error[1:][index[1:] == i].mean().sqrt().item() / (0.01 * STEP_FACTORS[i])
             self.assertLess(abs(size - 12**-0.5), 0.03, f"scale {i}")
 
     def test_the_file_holds_them_and_the_second_reader_reads_the_same(self):
@@ -667,7 +667,7 @@ class BlockStepsTest(unittest.TestCase):
             np.testing.assert_array_equal(back.query_mean, queries(ALIKE).numpy())
             self.assertGreater(np.count_nonzero(profile.class_at != np.arange(len(profile.classes))), 5)
             columns, k = profile.columns(0, 0, 0)[0], second.columns[1, 0, 0][0]
-            for i in range(N_SCALES):
+            for i in range(N_STEP_FACTORS):
                 want = [profile.classes[c].freq.tolist() for c in profile.class_at[i][columns]]
                 self.assertEqual([one.at_scale[i].freq for one in k], want)
 
@@ -697,7 +697,7 @@ class BlockStepsTest(unittest.TestCase):
     def test_classes_by_scale_cost_less(self):
         profile, _, x = self.made(N_SHARED)
         coder, bits = Coder(profile), []
-        for class_at in (profile.class_at, np.tile(np.arange(len(profile.classes)), (N_SCALES, 1))):
+        for class_at in (profile.class_at, np.tile(np.arange(len(profile.classes)), (N_STEP_FACTORS, 1))):
             coder.class_at = torch.from_numpy(class_at.astype(np.int64))
             bits.append([coder.code(x, level)[1] for level in range(3)])
         for with_scale, without in zip(*bits):
@@ -707,23 +707,23 @@ class BlockStepsTest(unittest.TestCase):
         generator, shift = torch.Generator().manual_seed(6), np.repeat([0, 0, 3], 100)
         sigma = torch.cat([torch.linspace(0.1, 6, 200), torch.linspace(30, 60, 100)])
         counts = []
-        for scale in SCALES:
+        for scale in STEP_FACTORS:
             q = (torch.randn(400, 300, generator=generator) * sigma / scale).round().int()
             bins = magnitude_bins(q, torch.from_numpy(shift).int()).long() + N_BINS * torch.arange(300)
             counts.append(torch.bincount(bins.flatten(), minlength=300 * N_BINS).reshape(300, N_BINS).float().numpy())
         counts[0][:, 1:] = 0  # hardly seen
         counts[0][:, :1] = 0
-        classes, of, class_at = cluster_by_scale(np.stack(counts), shift, 24)
-        self.assertEqual(class_at.shape, (N_SCALES, len(classes)))
+        classes, of, class_at = cluster_by_factor(np.stack(counts), shift, 24)
+        self.assertEqual(class_at.shape, (N_STEP_FACTORS, len(classes)))
         used = np.unique(of)
         np.testing.assert_array_equal([classes[c].shift for c in of], shift)
-        for i in range(N_SCALES):
+        for i in range(N_STEP_FACTORS):
             np.testing.assert_array_equal([classes[k].shift for k in class_at[i]], [c.shift for c in classes])
         costs = np.stack([class_costs(c) for c in classes])
-        for i in range(1, N_SCALES):
+        for i in range(1, N_STEP_FACTORS):
             n, bits = counts[i].sum(1), (counts[i] * costs[class_at[i][of]]).sum(1)
-            entropy = np.log2(2 * math.pi * math.e * ((sigma.numpy() / SCALES[i]) ** 2 + 1 / 12)) / 2
-            clear = sigma.numpy() / SCALES[i] > 0.7  # where a normal distribution's is that of its rounded numbers
+            entropy = np.log2(2 * math.pi * math.e * ((sigma.numpy() / STEP_FACTORS[i]) ** 2 + 1 / 12)) / 2
+            clear = sigma.numpy() / STEP_FACTORS[i] > 0.7  # there a normal distribution's is that of rounded numbers
             self.assertLess((bits / n - entropy)[clear].mean(), 0.1, f"scale {i}")
             if i in (1, 6):
                 self.assertGreater(((counts[i] * costs[of]).sum(1) - bits).sum(), 0.1 * n.sum(), "than with one class")

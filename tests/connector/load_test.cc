@@ -813,7 +813,7 @@ TEST_P(LoadTest, BlocksOfSavedChunksHaveTheStepsThatTheirKAndVAskFor)
                   CG_OK);
         EXPECT_EQ(stored, want);
     }
-    EXPECT_NE(scales, Bytes(12, CG_OWN_SCALE));
+    EXPECT_NE(scales, Bytes(12, CG_OWN_STEP_FACTOR));
     Engine fresh(store, with());
     EXPECT_EQ(fresh.load(tokens).progress.loaded_tokens, 95u);
 }

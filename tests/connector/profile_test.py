@@ -250,7 +250,7 @@ class ProfileTest(unittest.TestCase):
     def test_blocks_have_the_steps_that_the_profiles_coder_says(self):
         report, made, x = self.check_joined()
         self.assertEqual((report["block_steps"], made.query_mean.shape), (True, (LAYERS, 4, 64)))
-        index = Coder(made).importance.scale_index(x, made.n_sinks).tolist()
+        index = Coder(made).importance.factor_index(x, made.n_sinks).tolist()
         self.assertGreater(len(set(index)), 1, "random weights look at all tokens alike, nearly")
         with open(self.path("chunk.kv"), "rb") as file:
             steps = reader.Chunk(file.read()).sections[10, 0, 0]

@@ -48,13 +48,13 @@ TEST(ClassTest, FindsEverySlot)
         const auto freq = frequencies(n_symbols, c % 6, random);
         ASSERT_EQ(cg_rans_class_init_signed(&cls, 0, n_symbols, freq.data()), CG_OK);
         cg_cuda_class_fill(&cls, &made);
-        for (uint32_t slot = 0; slot < CG_RANS_SCALE; slot++) {
-            const uint32_t x = (4 + random() % 1000) << CG_RANS_SCALE_BITS | slot;
+        for (uint32_t slot = 0; slot < CG_RANS_TOTAL; slot++) {
+            const uint32_t x = (4 + random() % 1000) << CG_RANS_TOTAL_BITS | slot;
             uint32_t entry;
             const uint32_t i = find(made, x, &entry);
             ASSERT_EQ(i, cg_lane_find(cls.cum, 0, slot)) << "class " << c << ", slot " << slot;
             ASSERT_EQ(entry >> CG_CUDA_CUM_SHIFT, cls.cum[i]);
-            ASSERT_EQ((entry & (CG_RANS_SCALE - 1)) + 1, cls.freq[i]);
+            ASSERT_EQ((entry & (CG_RANS_TOTAL - 1)) + 1, cls.freq[i]);
         }
     }
 }
@@ -67,7 +67,7 @@ TEST(ClassTest, OneOfIdleLanesLeavesEveryState)
         uint32_t entry;
         EXPECT_EQ(find(idle, x, &entry), 0u);
         EXPECT_EQ(entry >> CG_CUDA_CUM_SHIFT, 0u);
-        EXPECT_EQ((entry & (CG_RANS_SCALE - 1)) + 1, static_cast<uint32_t>(CG_RANS_SCALE));
+        EXPECT_EQ((entry & (CG_RANS_TOTAL - 1)) + 1, static_cast<uint32_t>(CG_RANS_TOTAL));
         const cg_lane_refined r = cg_lane_refine(idle.refine[0], 0, cg_lane_slot(x));
         EXPECT_EQ(r.value, 0);
         EXPECT_EQ(cg_lane_advance(x, r.freq, r.cum), x);

@@ -256,15 +256,15 @@ struct Symbols {
     Symbols(const Symbols &) = delete;
 };
 
-// The blocks' order by scale_index, or without scales where the profile is older than these.
+// The blocks' order by factor_index, or without scales where the profile is older than these.
 struct Sorted {
     cg_block_order of;
 
-    Sorted(const cg_profile *p, const Bytes &scale_index)
+    Sorted(const cg_profile *p, const Bytes &factor_index)
     {
-        EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(scale_index.size()), &of), CG_OK);
+        EXPECT_EQ(cg_block_order_init(static_cast<uint32_t>(factor_index.size()), &of), CG_OK);
         if (p->version >= CG_PROFILE_VERSION_STEPS) {
-            EXPECT_EQ(cg_block_order_sort(p, scale_index.data(), &of), CG_OK);
+            EXPECT_EQ(cg_block_order_sort(p, factor_index.data(), &of), CG_OK);
         }
     }
     Sorted(const Sorted &) = delete;
@@ -320,10 +320,10 @@ Bytes draw_chunk(const Laid &laid, const ProfileSpec &spec, unsigned dtype, uint
     std::vector<Bytes> bytes(h.n_sections);
     for (const uint32_t token : tokens)
         put(&bytes[0], token, 2);
-    const Bytes scale_index = draw_scales(n_tokens, spec.seed + n_tokens);
-    const Sorted order(p, scale_index);
+    const Bytes factor_index = draw_scales(n_tokens, spec.seed + n_tokens);
+    const Sorted order(p, factor_index);
     if (cg_section_plan_row(p, &h, 1).kind == CG_SECTION_STEPS)
-        bytes[1] = scale_index;
+        bytes[1] = factor_index;
     for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
         const cg_group *group = &p->groups[i];
         const auto coded = draw_sections(p, group, h, order.of, draw, &random);
@@ -462,10 +462,10 @@ TEST(ScaledDecodeTest, WritesWhatTheCpuDecodes)
             scales[i] = 0.03f * static_cast<float>(i * i + 1);
         const auto *pairs = reinterpret_cast<const float(*)[2]>(scales.data());
         Profile profile = make_profile(spec);
-        ASSERT_EQ(cg_profile_scale(profile.get(), pairs), CG_OK);
+        ASSERT_EQ(cg_profile_for_cache_scales(profile.get(), pairs), CG_OK);
         const Laid laid(std::move(profile));
         cg_chunk_header header = make_header(spec, CG_DTYPE_FP8_E4M3, 0, 24);
-        header.scales = cg_scales_hash(pairs, spec.n_layers);
+        header.cache_scales = cg_cache_scales_hash(pairs, spec.n_layers);
         for (const cg_level level : {CG_L0, CG_L1, CG_L3}) {
             Bytes chunk;
             ASSERT_EQ(encode(laid.profile.get(), header, make_tokens(24, 1),
@@ -1135,7 +1135,7 @@ TEST(HostileDecodeTest, TakesOnlyScalesThatThereAre)
     ASSERT_EQ(steps.kind, CG_SECTION_STEPS);
     ASSERT_EQ(steps.bytes, 6u);
     for (size_t b = 0; b < steps.bytes; b++) {
-        for (const unsigned scale : {CG_N_SCALES + 0, 8, 255}) {
+        for (const unsigned scale : {CG_N_STEP_FACTORS + 0, 8, 255}) {
             Bytes bad = good, elements;
             bad[steps.offset + b] = static_cast<uint8_t>(scale);
             EXPECT_EQ(make_plan(laid, bad, request_of(laid, bad)).status, CG_ERR_CORRUPT);

@@ -249,7 +249,7 @@ TEST_P(ProjectTest, MakesAnEncodersSymbolsWhateverTheBlocksSteps)
     const cg_chunk_header header = make_header(spec, CG_DTYPE_FP32, 8, n_tokens);
     const auto tokens = make_tokens(n_tokens, 1);
     const Bytes elements = make_elements(header, 1);
-    for (const Bytes &scales : {Bytes(10, CG_OWN_SCALE), draw_scales(n_tokens, 2)}) {
+    for (const Bytes &scales : {Bytes(10, CG_OWN_STEP_FACTOR), draw_scales(n_tokens, 2)}) {
         KernelProjector kernels(c);
         Bytes by_kernels, by_cpu;
         ASSERT_EQ(encode_scaled(c.profile.get(), header, tokens, elements, scales, CG_L1,
