@@ -49,7 +49,7 @@ CG_LANE float cg_fp16_to_f32(uint16_t value)
         sign | (magnitude >= 31u << 23 ? magnitude | 0x7f800000u : cg_f32_bits(scaled)));
 }
 
-/* What exceeds fp16 becomes its largest finite number (FORMAT.md, step 5); NaN stays NaN. */
+/* What exceeds fp16 becomes its largest finite number (FORMAT.md, stage 5); NaN stays NaN. */
 CG_LANE uint16_t cg_fp16_from_f32(float value)
 {
     const uint32_t bits = cg_f32_bits(value);

@@ -203,7 +203,7 @@ cg_status cg_decoder_prepare(const cg_decoder *d, void *scratch, size_t scratch_
     return d->joint != NULL ? ready_joint(d, scratch) : CG_OK;
 }
 
-/* Lays the exact first tokens of a plane on top of what was decoded: FORMAT.md, step 6. A sinks
+/* Lays the exact first tokens of a plane on top of what was decoded: FORMAT.md, stage 6. A sinks
  * section is [token][layer][head][dim], and out, of that plane, has the layers outside. */
 static cg_status decode_sinks(const cg_decoder *d, const cg_group *group, const cg_section *section,
                               void *scratch, uint8_t *out)

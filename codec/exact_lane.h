@@ -11,16 +11,16 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Step 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (G in
- * FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in 16 bits
- * becomes the nearer end. */
+/* Stage 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (G
+ * in FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in 16
+ * bits becomes the nearer end. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
 {
     const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);
     return rounded > 32767 ? 32767 : rounded < -32768 ? -32768 : rounded;
 }
 
-/* Step 2, of a block's frequencies y[8]: z[8], its tokens. d: D', or D where y is multiplied by
+/* Stage 2, of a block's frequencies y[8]: z[8], its tokens. d: D', or D where y is multiplied by
  * 2^-unit_bits instead, which gives the same bits: such products are exact. By symmetry four pairs
  * of sums make eight tokens: D[f][7 - t] is D[f][t] for even f, and -D[f][t] for odd f. */
 CG_LANE void cg_lane_inverse_dct(const float d[8][8], const float y[8], float z[8])
@@ -38,7 +38,7 @@ CG_LANE void cg_lane_inverse_dct(const float d[8][8], const float y[8], float z[
     }
 }
 
-/* Step 3, and a symbol of an anchor or a delta. */
+/* Stage 3, and a symbol of an anchor or a delta. */
 CG_LANE float cg_lane_dequantize(float symbol, float step, float base)
 {
     return fmaf(symbol, step, base);
@@ -61,7 +61,7 @@ CG_LANE float cg_lane_row_sign(uint32_t row)
     return ((row + 1) * 2654435769u & 1u << 30) != 0 ? -1.0f : 1.0f;
 }
 
-/* Step 4. */
+/* Stage 4. */
 CG_LANE void cg_lane_rotate(float *low, float *high, float cosine, float sine)
 {
     const float a = *low, b = *high;
@@ -90,7 +90,7 @@ CG_LANE cg_lane_coded_tokens cg_lane_find_coded(uint32_t block, uint32_t first_p
     return coded;
 }
 
-/* Step 4, backwards. */
+/* Stage 4, backwards. */
 CG_LANE void cg_lane_unrotate(float *low, float *high, float cosine, float sine)
 {
     const float a = *low, b = *high;
@@ -139,7 +139,7 @@ CG_LANE double cg_lane_cosine_of(double r)
     return fma(z * z, c, fma(z, -0.5, 1.0));
 }
 
-/* c and s of step 4, of a token's position. In f64: at position 100,000 an f32 angle is off by
+/* c and s of stage 4, of a token's position. In f64: at position 100,000 an f32 angle is off by
  * 2^-8. A double that is added to 1.5 * 2^52 has no bits left for a fraction, so it is rounded to
  * an integer; the lowest bits of that are the quadrant. */
 CG_LANE void cg_lane_rotation(double position, double inv_freq, float *cosine, float *sine)

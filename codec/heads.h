@@ -4,7 +4,7 @@
  * f32. The rotation is the model's rotary embedding (NeoX pairing: element i with i + rotary_dim /
  * 2). The engine holds K rotated. Preset klt codes it as it was before the rotation: then its
  * channels have the same statistics at all positions. Arithmetic: codec/FORMAT.md, "What the lossy
- * levels mean", steps 4 and 5. Threads: read-only once made.
+ * levels mean", stages 4 and 5. Threads: read-only once made.
  */
 #ifndef CG_CODEC_HEADS_H
 #define CG_CODEC_HEADS_H

@@ -39,7 +39,7 @@ typedef struct cg_synthesis {
     unsigned matrix, level;
     const cg_symbols *symbols;
     void *out;
-    float *scale, *mean; /* [n_channels], of FORMAT.md's step 3 */
+    float *scale, *mean; /* [n_channels], of FORMAT.md's stage 3 */
     float *x;            /* [CG_DCT][unit_channels]: a block's tokens */
     float *y;            /* lists: [CG_DCT][CG_PANEL_CHANNELS]; else [CG_DCT][CG_TILE][y_stride] */
     int32_t *sums;       /* integers: [CG_DCT][f_stride], in it [CG_TILE][y_stride] */
@@ -96,12 +96,12 @@ static inline size_t cg_klt_digit_tiles_bytes(const cg_bands *bands)
     return n_tiles * CG_DCT * CG_SYMBOL_DIGITS * CG_TILE * CG_DIGIT_COMPONENTS;
 }
 
-/* FORMAT.md's steps 1 to 5, into s->out. cg_klt_exact() is for profiles of version 2, the others
+/* FORMAT.md's stages 1 to 5, into s->out. cg_klt_exact() is for profiles of version 2, the others
  * are for version 1. */
 void cg_klt_lists(const cg_synthesis *s);
 void cg_klt_quads(const cg_synthesis *s); /* klt_quads.c */
 void cg_klt_tiles(const cg_synthesis *s);
-void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c; of the joint matrix step 1a */
+void cg_klt_exact(const cg_synthesis *s); /* klt_exact.c; of the joint matrix stage 1a */
 
 /* Steps 4 and 5 for the tokens of one row's block in s->x: n_channels channels from first on, which
  * are whole heads. */

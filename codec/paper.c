@@ -51,8 +51,8 @@ static dequantize_channels *dequantize(const cg_profile *p)
 
 /* ---- decoding ---- */
 
-size_t cg_paper_decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
-                                     const cg_group *group, unsigned matrix, uint32_t n_tokens)
+static size_t decode_scratch_bytes(const cg_profile *profile, unsigned level, unsigned coarsest,
+                                   const cg_group *group, unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     (void)coarsest; /* paper is never nested */
@@ -68,10 +68,10 @@ static cg_status decode_symbols(const cg_profile *p, const work *w, cg_coded sec
                            : status;
 }
 
-cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
-                          unsigned coarsest, const cg_group *group, unsigned matrix,
-                          const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
-                          void *out)
+static cg_status decode(const cg_heads *heads, const cg_block_order *order, unsigned level,
+                        unsigned coarsest, const cg_group *group, unsigned matrix,
+                        const cg_coded sections[CG_N_LEVELS], const int16_t *given, void *scratch,
+                        void *out)
 {
     (void)order; /* rows are tokens */
     (void)coarsest;
@@ -114,8 +114,8 @@ cg_status cg_paper_decode(const cg_heads *heads, const cg_block_order *order, un
 
 /* ---- encoding ---- */
 
-size_t cg_paper_encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
-                                     unsigned matrix, uint32_t n_tokens)
+static size_t encode_scratch_bytes(const cg_profile *profile, const cg_group *group,
+                                   unsigned matrix, uint32_t n_tokens)
 {
     cg_arena arena = {0};
     const size_t n_kept_anchors = (size_t)cg_paper_n_anchors(n_tokens) * group->n_layers;
@@ -181,9 +181,9 @@ static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_grou
     return finite;
 }
 
-cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
-                          const void *in, void *scratch, cg_projector *projector,
-                          cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
+static cg_status encode(const cg_encoding *encoding, const cg_group *group, unsigned matrix,
+                        const void *in, void *scratch, cg_projector *projector,
+                        cg_piece sections_out[CG_N_LEVELS], uint64_t *n_saturated)
 {
     const cg_heads *heads = encoding->heads;
     const cg_profile *p = heads->profile;
@@ -221,9 +221,9 @@ cg_status cg_paper_encode(const cg_encoding *encoding, const cg_group *group, un
 /* ---- transcoding ---- */
 
 /* The anchors' bytes stay as they are, and must only be decoded to see where they end. */
-cg_status cg_paper_transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
-                             unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
-                             cg_coded section, cg_piece *section_out)
+static cg_status transcode(const cg_profile *profile, const cg_block_order *order, unsigned from,
+                           unsigned to, const cg_group *group, unsigned matrix, uint32_t n_tokens,
+                           cg_coded section, cg_piece *section_out)
 {
     (void)order;
     const size_t n_anchors = cg_paper_n_anchors(n_tokens);
@@ -245,3 +245,11 @@ cg_status cg_paper_transcode(const cg_profile *profile, const cg_block_order *or
         ratio, (cg_coded){section.bytes, section.n_bytes - in.left_bytes},
         (cg_coded){in.at, in.left_bytes}, &section_out->bytes, &section_out->n_bytes);
 }
+
+const cg_preset cg_paper_preset = {
+    .decode_scratch_bytes = decode_scratch_bytes,
+    .decode = decode,
+    .encode_scratch_bytes = encode_scratch_bytes,
+    .encode = encode,
+    .transcode = transcode,
+};

@@ -33,8 +33,8 @@ typedef struct key_rule {
     const char *name;
     value_type type;
     size_t offset; /* in cg_config */
-    double preset, least,
-        most; /* numbers; preset also of choices (an index) and level sets (a mask) */
+    double initial, least,
+        most; /* numbers; initial also of choices (an index) and level sets (a mask) */
     const char *const *choices;
 } key_rule;
 
@@ -311,9 +311,9 @@ static void set_defaults(cg_config *config)
         void *field = (char *)config + RULES[i].offset;
         /* Fields of these types are uint32_t, all of them. */
         if (RULES[i].type == INTEGER || RULES[i].type == CHOICE || RULES[i].type == LEVELS)
-            *(uint32_t *)field = (uint32_t)RULES[i].preset;
+            *(uint32_t *)field = (uint32_t)RULES[i].initial;
         else if (RULES[i].type == NUMBER)
-            *(double *)field = RULES[i].preset;
+            *(double *)field = RULES[i].initial;
     }
 }
 

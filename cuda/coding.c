@@ -101,11 +101,10 @@ static void add_level(cg_cuda_coding *c, const cg_cuda_strips *strips, cut *scra
                                    .classes_at = strips->classes_at,
                                    .n_strips = strips->n,
                                    .n_thirds = c->n_levels++,
-                                   .first_block = c->n_blocks};
+                                   .first_block = c->n_ctas};
     place_level(scratch, out, c->n_rows, level);
     /* One at least: a section without strips has a table, too. */
-    c->n_blocks +=
-        strips->n > 0 ? (strips->n + CG_CUDA_CODING_WARPS - 1) / CG_CUDA_CODING_WARPS : 1;
+    c->n_ctas += strips->n > 0 ? (strips->n + CG_CUDA_CODING_WARPS - 1) / CG_CUDA_CODING_WARPS : 1;
 }
 
 cg_status cg_cuda_coding_of(const cg_cuda_profile *laid, const cg_projection *what,

@@ -36,9 +36,8 @@ int cg_cuda_code(const cg_cuda_coding *coding, struct CUstream_st *stream)
     for (uint32_t step = 0; step < CG_CUDA_N_CODING_STEPS && error == cudaSuccess; step++) {
         cg_cuda_coding copy = *coding;
         void *arguments[] = {&copy};
-        error =
-            cudaLaunchKernel(KERNELS[step], dim3(coding->n_blocks), dim3(CG_CUDA_CODING_THREADS),
-                             arguments, cg_cuda_coding_shared_bytes(coding, step), stream);
+        error = cudaLaunchKernel(KERNELS[step], dim3(coding->n_ctas), dim3(CG_CUDA_CODING_THREADS),
+                                 arguments, cg_cuda_coding_shared_bytes(coding, step), stream);
     }
     return error;
 }

@@ -54,7 +54,7 @@ typedef struct cg_cuda_coding {
     uint32_t n_classes, n_rows, n_active[CG_DCT];
     uint32_t first_column; /* that strips count their columns from */
     uint32_t strip_words, stream_percent;
-    uint32_t n_runs, n_levels, n_blocks; /* n_blocks: thread blocks of each kernel */
+    uint32_t n_runs, n_levels, n_ctas; /* n_ctas: thread blocks of each kernel */
     cg_cuda_row_run runs[CG_N_STEP_FACTORS];
     cg_cuda_coded_level levels[CG_N_LEVELS - 1]; /* [n_levels], the finest first */
 } cg_cuda_coding;

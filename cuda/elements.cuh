@@ -59,7 +59,7 @@ CG_LANE float cg_cuda_load(uint32_t dtype, const void *elements, uint64_t i)
                                         : ((const float *)elements)[i];
 }
 
-/* FORMAT.md's step 5: the bits of a value in the dtype. */
+/* FORMAT.md's stage 5: the bits of a value in the dtype. */
 CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
 {
     return dtype == CG_DTYPE_BF16       ? cg_bf16_from_f32(value)
@@ -69,7 +69,7 @@ CG_LANE uint32_t cg_cuda_round(uint32_t dtype, float value)
                                         : cg_f32_bits(value);
 }
 
-/* The same for two values. GPUs have instructions for that, which saturate fp8 as step 5 does. */
+/* The same for two values. GPUs have instructions for that, which saturate fp8 as stage 5 does. */
 CG_LANE void cg_cuda_round_two(uint32_t dtype, float first, float second, uint32_t *first_out,
                                uint32_t *second_out)
 {

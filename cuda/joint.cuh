@@ -1,5 +1,5 @@
 /* cuda/joint.cuh - a kernel's body: from joint symbols to the groups' shared components;
- * FORMAT.md's "Decoding, version 3", step 1a.
+ * FORMAT.md's "Decoding, version 3", stage 1a.
  *
  * The sums are those of the inverse KLT (cuda/klt.cuh): a joint matrix is one more basis, whose
  * channels are the groups' shared components. Each sum gives a G of 16 bits, and the tensor

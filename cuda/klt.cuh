@@ -1,5 +1,5 @@
 /* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
- * version 2", steps 1 to 5; of version 3, from step 1b on.
+ * version 2", stages 1 to 5; of version 3, from stage 1b on.
  *
  * A warp makes 16 blocks of 8 tokens by 8 pairs of channels. The sums of a block's 8 frequencies
  * lie in one lane, so that the inverse DCT needs no other lane. So do the two channels that are
@@ -254,7 +254,7 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t ba
         cg_cuda_add_digits(cta, most, 16, basis, sums);
 }
 
-/* Step 1 of the format, of a warp's columns. digits: the lane's in the tiles. ALL: all frequencies
+/* Stage 1 of the format, of a warp's columns. digits: the lane's in the tiles. ALL: all frequencies
  * are there, as they nearly always are. */
 template <bool ALL, class Cta>
 CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits, uint32_t there,
@@ -353,8 +353,8 @@ CG_LANE void cg_cuda_store_pairs(const cg_cuda_pairs &p, uint32_t dtype, uint8_t
     }
 }
 
-/* D' of a row: the constants of step 2 times unit, each rounded once. They are seven numbers, those
- * of token 0, and their negatives, so that a lane holds no more. */
+/* D' of a row: the constants of stage 2 times unit, each rounded once. They are seven numbers,
+ * those of token 0, and their negatives, so that a lane holds no more. */
 CG_LANE void cg_cuda_multiply_dct(float unit, float out[CG_DCT][CG_DCT])
 {
     float scaled[CG_DCT];
@@ -564,7 +564,7 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
         cg_cuda_finish<0>(cta, m, params, shared, column, &sums);
 }
 
-/* Zeros, and step 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
+/* Zeros, and stage 4's cosines and sines: a thread each, for all tables, tokens and pairs. */
 template <class Cta>
 CG_LANE void cg_cuda_begin(Cta &cta, const cg_cuda_pass &pass, const cg_cuda_decode_params &params)
 {

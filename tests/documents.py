@@ -115,15 +115,20 @@ def command_errors(repository, document):
 
 
 def key_errors(repository):
-    """The table's keys are those that the library's and the plugin's sources have."""
+    """The table's keys and limits are those that the library's and the plugin's sources have."""
     section = (
         text_of(os.path.join(repository, "connector/README.md")).split("\n## Configuration\n")[1].split("\n## ")[0]
     )
-    told, plugin_told = set(), set()
-    for names, meaning in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\| (.*)", section, re.MULTILINE):
-        (plugin_told if meaning.startswith("plugin:") else told).update(re.findall(r"`(\w+)`", names))
+    told, plugin_told, limits = set(), set(), {}
+    for names, limit, meaning in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\|([^|]*)\| (.*)", section, re.MULTILINE):
+        of = re.findall(r"`(\w+)`", names)
+        (plugin_told if meaning.startswith("plugin:") else told).update(of)
+        limits |= dict.fromkeys(of, limit.replace(",", "").replace("10^", "1e").strip())
     rules = re.search(r"RULES\[\] = \{(.*?)\n\};", text_of(os.path.join(repository, "connector/config.c")), re.DOTALL)
     known = set(re.findall(r'^    \{"(\w+)"', rules.group(1), re.MULTILINE))
+    for name, *ends in re.findall(r'"(\w+)", (?:INTEGER|NUMBER), \S+ \S+ (\S+), (\S+), NULL', rules.group(1)):
+        if [*map(float, ends)] != [*map(float, limits.get(name, "").split(" to ") if limits.get(name) else ())]:
+            yield f"connector/README.md: {name} may be {ends[0]} to {ends[1]}"
     plugin = glob.glob(os.path.join(repository, "connector/cachegen/vllm/*.py"))
     plugin_known = "".join(text_of(path) for path in plugin)
     if not told or not plugin_told or not known:
