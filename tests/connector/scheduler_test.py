@@ -116,7 +116,7 @@ def request(name="r", n_tokens=200, **fields):
     defaults = dict(
         request_id=name, prompt_token_ids=list(range(n_tokens)), prompt_embeds=None, prompt_is_token_ids=None,
         lora_request=None, mm_features=[], cache_salt=None, kv_transfer_params=None,
-        skip_reading_prefix_cache=False, arrival_time=time.time(),
+        skip_reading_prefix_cache=False, arrival_time=time.time(), num_output_tokens=0,
     )  # fmt: skip
     return types.SimpleNamespace(**{**defaults, **fields})
 
@@ -1241,6 +1241,33 @@ class MeasureTest(unittest.TestCase):
         made.step(step_of("r", 192, 8))
         made.finish(asked, [])
         self.assertEqual(self.budgets(made), (0, 1))
+
+    def test_of_a_preempted_request_only_the_first_token_has_a_budget_from_the_arrival_on(self):
+        ms = 10**6
+        for n_output, want_spent_ns in ((0, [1000 * 10**9] * 2), (5, [0, 300 * ms])):
+            with self.subTest(n_output), mock.patch("time.monotonic_ns", lambda: now_ns):
+                now_ns = 10**15
+                made = self.loaded(params={"cachegen.ttft_budget_ms": 500000})
+                made.step(step_of("r", 192, 8 if n_output else 4))
+                made.step(step_of("r", 200, 1, is_new=False) if n_output else step_of(None, 0, 0))
+                counted = self.budgets(made)
+                self.assertEqual(counted, (1, 0) if n_output else (0, 0))
+                mock.patch.object(made._arrivals, "seconds_since", lambda _: 1000).start()
+                mock.patch.object(made._after_load, "ahead", lambda *_: 0).start()
+                self.addCleanup(mock.patch.stopall)
+                resumed, spent_ns = request(num_output_tokens=n_output), []
+                now_ns += 10**12
+                for n_local in (64, 0):  # that vLLM still has, and soon has no more
+                    made.kv_cache_manager.get_computed_blocks = lambda _, n=n_local: (blocks(n // BLOCK), n)
+                    self.assertEqual(made.matched_tokens(resumed, n_local), (192 - n_local, True))
+                    spent_ns.append(made.library.cg.spent_ns)
+                    now_ns += 300 * ms
+                self.assertEqual(spent_ns, want_spent_ns)
+                made.update_after_alloc(resumed, blocks(13), 192)
+                made.take_report(WorkerReport(loads={"r": LoadReport(192, 0)}))
+                made.step(step_of("r", 192, 8 + n_output))
+                made.finish(resumed, [])
+                self.assertEqual(self.budgets(made), counted if n_output else (0, 1))
 
     def test_what_the_engine_takes_after_a_load_is_left_of_the_next_budget(self):
         ms, now_ns = 10**6, 10**12

@@ -23,6 +23,7 @@ class RequestState:
     lookup_from: int = 0
     lookup_started_ns: int = 0
     spent_ns: int = 0  # of the budget, before it
+    resumed_ns: int = 0  # when vLLM asked again for it, having preempted it behind its first token; 0: it never did
     answered_ns: int = 0
     predicted_ns: int = 0  # of the load; 0: not known
     hit_tokens: int | None = None  # the look-up's answer

@@ -7,7 +7,8 @@ Surprises:
  1. A request whose load fails is never looked up again: when the first block of a load is bad, vLLM frees all and asks
     anew, and would do so for ever.
  2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
- 3. A preempted request comes back through matched_tokens(), with its blocks gone.
+ 3. A preempted request comes back through matched_tokens(), with its blocks gone. Once its first token is out it has
+    no time to that left to keep: its budget begins anew, and is not counted.
  4. vLLM asks for requests in turn, until those that it schedules fill the step. So one that is computed would keep the
     loads of those behind it from starting for as long as the step takes: it lets them go first.
  5. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
@@ -108,6 +109,8 @@ class Scheduler:
             state.load, state.loaded, state.saved_to = None, None, None
             state.level, state.has_unknown = 0, False
             state.computed_tokens = 0
+            if request.num_output_tokens > 0:
+                state.resumed_ns = time.monotonic_ns()
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
@@ -247,7 +250,7 @@ class Scheduler:
             )
             state.lookup_from = state.local_tokens
             state.lookup_started_ns = time.monotonic_ns()
-            state.spent_ns = int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
+            state.spent_ns = self._spent_ns(state)
             if self._others_due is None:
                 others = (other for other in self.states.values() if other is not state and self._may_load(other))
                 self._others_due = sorted(map(self._due_ns, others))
@@ -256,6 +259,12 @@ class Scheduler:
             bisect.insort(self._others_due, due_ns)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
         return self._take_answer(state)
+
+    def _spent_ns(self, state):
+        """How much of its budget a request has used."""
+        if state.resumed_ns:
+            return time.monotonic_ns() - state.resumed_ns
+        return int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
 
     @guarded(_fail)
     def _take_answer(self, state):
@@ -650,7 +659,7 @@ class Scheduler:
         self._observe("load_latency_seconds", load.total_ns / 1e9)
         if state.predicted_ns and load.loaded_tokens == plan.to_token:
             self._observe("load_time_ratio", load.total_ns / state.predicted_ns)
-        state.awaits_first_token, state.load_ended_ns = True, time.monotonic_ns()
+        state.awaits_first_token, state.load_ended_ns = not state.resumed_ns, time.monotonic_ns()
         load = state.loaded = load if state.loaded is None else state.loaded.joined(load)
         state.failed = state.failed or load.loaded_tokens < plan.to_token
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
