@@ -747,6 +747,22 @@ class AdapterTest(unittest.TestCase):
         self.assertEqual(self.ask("long", 2, "y"), (None, False))
         self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
 
+    def test_and_where_such_a_request_is_the_first_of_an_adapter_that_was_loaded_anew(self):
+        for identity in ("x", "y"):
+            with self.subTest(identity):
+                self.setUp()
+                self.save(adapter(), "x")
+                self.made.library.min_tokens = 100
+                short = request("short", 64, lora_request=adapter(number=2))  # nobody waits for what it is
+                self.assertEqual(self.made.matched_tokens(short, 2 * BLOCK), (None, False))
+                self.told([2], identity)
+                self.assertTrue(short.skip_reading_prefix_cache)
+                self.assertEqual(self.made.matched_tokens(short, 0), (0, False))
+                for number in (1, 2):  # told to be the same, they may use each other's
+                    later = request(f"later{number}", 64, lora_request=adapter(number=number))
+                    want = (0, False) if identity == "x" else (None, False)
+                    self.assertEqual(self.made.matched_tokens(later, 2 * BLOCK), want)
+
     def test_a_content_that_vllm_has_read_between_two_requests_counts_though_nobody_asked_for_it(self):
         self.save(adapter(), "x")
         running = self.made.states["r1"]

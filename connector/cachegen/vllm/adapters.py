@@ -55,6 +55,8 @@ class AskedAdapters:
         self._new = []  # LoRARequests to ask for in the next step
         self._contents = {}  # name -> identities that it has had; None: one that cannot be told
         self._n_unknown = collections.Counter()  # name -> contents that vLLM has read and that are still being hashed
+        self._numbers = collections.defaultdict(set)  # name -> all that were ever asked for under it
+        self._untold = collections.defaultdict(set)  # name -> of these, those of which no answer has come yet
 
     def start(self, adapter):
         """A Check of adapter, a LoRARequest."""
@@ -65,6 +67,9 @@ class AskedAdapters:
         if adapter.lora_int_id not in self._asked:
             self._asked[adapter.lora_int_id] = _Asked()
             self._new.append(adapter)
+        if adapter.lora_int_id not in self._numbers[check.name]:
+            self._numbers[check.name].add(adapter.lora_int_id)
+            self._untold[check.name].add(adapter.lora_int_id)
         self._asked[adapter.lora_int_id].checks.append(check)
         return check
 
@@ -92,6 +97,7 @@ class AskedAdapters:
             identities = set(asked.answers.values())
             identity = identities.pop() if len(identities) == 1 else None
             for check in asked.checks:
+                self._untold[check.name].discard(number)
                 if not check.is_done:
                     self._answer(check, number, identity)
 
@@ -113,8 +119,10 @@ class AskedAdapters:
 
     def has_mixed_blocks(self, adapter):
         """Whether vLLM's own prefix cache may hold blocks of several contents under the name of a LoRARequest. One that
-        is not known yet may be another one."""
-        return len(self._contents.get(adapter.lora_name, ())) + self._n_unknown[adapter.lora_name] > 1
+        is not known yet may be another one: it was read, or its number is a second one that the name has got."""
+        name = adapter.lora_name
+        has_new_number = len(self._numbers[name]) > 1 and self._untold[name]
+        return bool(has_new_number or len(self._contents.get(name, ())) + self._n_unknown[name] > 1)
 
 
 class AdapterBlocks:
