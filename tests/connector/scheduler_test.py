@@ -191,6 +191,7 @@ class QueueTest(unittest.TestCase):
     def test_a_look_up_that_fails_leaves_all_to_the_engine(self):
         made = scheduler(Store(hit=128, answers=False))
         made.matched_tokens(request("r", 300), 0)
+        self.assertEqual(self.queued(made, None, 0, 0)[0], 0)
         made.library.cg.answers = True
         made.library.cg.lookup_plan = None  # not to be called
         self.assertEqual(self.queued(made, None, 0, 0)[0], 300)
@@ -211,6 +212,7 @@ class QueueTest(unittest.TestCase):
         asked = [request(name, 300) for name in ("first", "second")]
         for one in asked:
             self.assertEqual(made.matched_tokens(one, 0), (None, False))
+        made.step(step_of(None, 0, 0))
         store.answers = True
         self.assertTrue(made._take_answer(made.states["first"]))
         store.hit = 128  # of the second one, which vLLM asks for later
@@ -505,8 +507,8 @@ class SharedLoadTest(unittest.TestCase):
         asked = request("d", n_tokens=300)
         longer = request("e", n_tokens=300, kv_transfer_params={"cachegen.level": "L1"})  # so it waits for nobody
         self.assertEqual(self.made.matched_tokens(longer, 0), (256, True))
-        self.made.update_after_alloc(longer, blocks(17), 256)
         self.made.states["e"].options.level = None
+        self.made.update_after_alloc(longer, blocks(17), 256)
         self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
         self.assertEqual(self.made.states["d"].follows, "e")
 
@@ -603,6 +605,70 @@ class SharedLoadTest(unittest.TestCase):
         self.ends()
         self.made.states["b"].spent_ns += self.made.library.ttft_budget_ns * 8 // 10
         self.assertTrue(self.follows())
+
+
+class BurstTest(unittest.TestCase):
+    """Many requests that come at once cost a step no more than so many times what one does."""
+
+    N = 300
+
+    def counted(self, made, name):
+        """A method of the scheduler; its call_count grows from now on."""
+        method = mock.patch.object(made, name, wraps=getattr(made, name)).start()
+        self.addCleanup(mock.patch.stopall)
+        return method
+
+    def asked(self, n_common):
+        """Of 300 tokens each."""
+        first_own = range(1000, 1000 * (self.N + 1), 1000)
+        prompts = ([*range(n_common), *range(own, own + 300 - n_common)] for own in first_own)
+        return [request(f"r{i}", prompt_token_ids=prompt) for i, prompt in enumerate(prompts)]
+
+    def test_each_looks_only_at_loads_that_begin_as_it_does(self):
+        for n_common, n_loads in ((96, self.N), (192, 1)):  # of 256 that are found
+            with self.subTest(n_common):
+                made = scheduler(Store(hit=256), ttft_budget_ns=10**15)
+                n_serves, has_time_for = (self.counted(made, name) for name in ("_n_serves", "_has_time_for"))
+                n_loading = 0
+                for one in self.asked(n_common):
+                    if made.matched_tokens(one, 0) == (256, True):
+                        made.update_after_alloc(one, blocks(17), 256)
+                        n_loading += 1
+                self.assertEqual(n_loading, n_loads)
+                self.assertEqual(len(made.step(step_of(None, 0, 0)).loads), n_loads)
+                self.assertLessEqual(n_serves.call_count, self.N)
+                self.assertLessEqual(has_time_for.call_count, 2 * self.N)
+                made.take_report(WorkerReport(loads={f"r{i}": LoadReport(256, 2) for i in range(n_loads)}))
+                made.step(step_of("r0", 256, 44, 19))
+                for one in self.asked(n_common)[:n_loads]:
+                    made.finish(one, [])
+                self.assertEqual((made._loading._wishes, made._loading._sorted), ({}, {}))
+
+    def test_each_that_is_computed_looks_at_few_that_may_load(self):
+        store = Store(hit=256)
+        made = scheduler(store)
+        first, *others = self.asked(0)
+        may_load, computed = others[: self.N // 2], others[self.N // 2 :]
+        for one in may_load:
+            self.assertEqual(made.matched_tokens(one, 0), (256, True))  # vLLM has no blocks for it
+        made.step(step_of(None, 0, 0))
+        store.hit = 0
+        is_about_to_load = self.counted(made, "_is_about_to_load")
+        self.assertEqual(made.matched_tokens(first, 0), (None, False))
+        for one in may_load:
+            self.assertEqual(made.matched_tokens(one, 0), (256, True))
+            made.update_after_alloc(one, blocks(17), 256)
+        for one in computed:
+            self.assertEqual(made.matched_tokens(one, 0), (0, False))
+        self.assertLessEqual(is_about_to_load.call_count, 2 * self.N)
+
+    def test_a_step_asks_each_look_up_once(self):
+        made = scheduler(Store(answers=False))
+        for n_steps in range(1, 4):
+            for one in self.asked(96):
+                made.matched_tokens(one, 0)
+            made.step(step_of(None, 0, 0))
+            self.assertEqual(made.library.cg.n_polls, n_steps * self.N)
 
 
 def adapter(name="a", number=1, **fields):
@@ -817,6 +883,7 @@ class AdapterTest(unittest.TestCase):
 
     def test_no_plan_for_an_adapter_goes_without_one(self):
         asked = self.wait_for_lookup()
+        self.made.step(step_of(None, 0, 0))
         self.store.answers, state = True, self.made.states["waits"]
         self.assertEqual(self.made.matched_tokens(asked, 0), (2 * CHUNK, True))
         state.adapter_key = None
@@ -1380,7 +1447,10 @@ class WaitTest(unittest.TestCase):
                 self.assertEqual(made.matched_tokens(request(f"r{n}"), 0), (None, False))
             made.step(last_step)
         self.assertEqual(made.library.waited, [])
-        self.assertEqual(made.library.cg.n_polls, 2 * 3 * 40)  # by what vLLM asks, and by the step
+        self.assertEqual(made.library.cg.n_polls, 3 * 40)  # by what vLLM asks
+        made.matched_tokens(request("r0"), 0)
+        made.step(step_of(None, 0, 0))
+        self.assertEqual(made.library.cg.n_polls, 4 * 40)  # by the step, where vLLM does not
         made.library.cg.answers = True
         self.assertEqual(made.matched_tokens(request("r0"), 0), (192, True))
 

@@ -27,6 +27,7 @@ from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
 from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
+from cachegen.vllm.loading import Loading
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
@@ -71,6 +72,8 @@ class Scheduler:
         self.outages = Outages()
         self.kv_cache_manager = None  # vLLM's, once it is bound
         self.states: dict[str, RequestState] = {}
+        self._loading = Loading()
+        self._polled: set[RequestState] = set()  # whose look-ups were, since the last step
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
         self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts, also another connector's
@@ -105,6 +108,7 @@ class Scheduler:
     def _match(self, request, state, num_computed_tokens):
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
+            self._loading.discard(state)
             state.allocated, state.has_begun = False, False
             state.load, state.loaded, state.saved_to = None, None, None
             state.level, state.has_unknown = 0, False
@@ -258,7 +262,8 @@ class Scheduler:
             ahead_ns = self._after_load.ahead(due_ns, self._others_due, self._budget_ns(state) // 2)
             bisect.insort(self._others_due, due_ns)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
-        return self._take_answer(state)
+            self._polled.discard(state)
+        return state not in self._polled and self._take_answer(state)
 
     def _spent_ns(self, state):
         """How much of its budget a request has used."""
@@ -268,7 +273,8 @@ class Scheduler:
 
     @guarded(_fail)
     def _take_answer(self, state):
-        """Whether the look-up that is under way has answered."""
+        """Whether the look-up that is under way has answered. It is asked once a step: its request is, too."""
+        self._polled.add(state)
         cg = self.library.cg
         hit = cg.lookup_poll(state.lookup)
         if hit is None:
@@ -303,7 +309,9 @@ class Scheduler:
         if self._to_load is None:
             self._take_answers()
             self._to_load = [other for other in self.states.values() if self._is_about_to_load(other)]
-        if not any(other is not state and self._is_about_to_load(other) for other in self._to_load):
+        while self._to_load and not self._is_about_to_load(self._to_load[-1]):
+            self._to_load.pop()  # none that has been asked for, and no more is, comes back in this step
+        if not self._to_load:
             return False
         state.deferred_ns = state.deferred_ns or now_ns
         return True
@@ -322,20 +330,20 @@ class Scheduler:
             return False
         if self._is_loading(state.follows):
             return self._has_time_for(self.states[state.follows], state, state.follows_rest_ns)
-        n_tokens = self._in_blocks(self._usable_tokens(state))
+        n_tokens, block_tokens = self._in_blocks(self._usable_tokens(state)), self.library.block_tokens
         n_wanted = n_tokens - state.local_tokens
         if n_wanted <= 0:
             return False
+        # With less than half of what is lacking the rest would begin late for little.
+        least = n_blocks(state.local_tokens + (n_wanted + 1) // 2, block_tokens) * block_tokens
         best, best_rest_ns, n_most = None, 0, 0
-        for req_id, other in self.states.items():
-            if not self._is_loading(req_id) or other is state or min(n_tokens, other.load.to_token) <= n_most:
+        for other in sorted(self._loading.alike(state, least), key=lambda other: other.lookup_started_ns):
+            if not self._loads(other) or not self._has_time_for(other, state, 0):
                 continue
-            if not self._has_time_for(other, state, 0):
-                continue
-            n_shared = self._n_serves(other, state, n_tokens)
+            n_shared = self._n_serves(other, state, least, n_tokens)
             rest_ns = (state.predicted_ns or 0) * (n_tokens - n_shared) // n_wanted
             if n_shared > n_most and self._has_time_for(other, state, rest_ns):
-                best, best_rest_ns, n_most = req_id, rest_ns, n_shared
+                best, best_rest_ns, n_most = other.load.req_id, rest_ns, n_shared
         if best is None:
             return False
         self._n_shared += state.follows is None
@@ -369,23 +377,20 @@ class Scheduler:
     def _loads(state):
         return state.load is not None and not state.has_begun and not state.failed
 
-    def _n_serves(self, other, state, n_tokens):
-        """How many of this request's first n_tokens another one brings, in whole blocks. Less than half of what is
-        lacking is 0: the rest would begin late for little."""
+    def _n_serves(self, other, state, least, n_tokens):
+        """How many of this request's first n_tokens another one brings, in whole blocks; 0: not the first `least`,
+        which both begin with, or later than this one may wait."""
 
         def has(n):
             # Most others differ in the last token.
             return other.tokens[n - 1] == state.tokens[n - 1] and other.tokens[:n] == state.tokens[:n]
 
-        block_tokens = self.library.block_tokens
-        wishes = [(s.salt, s.extra, s.options.level, s.options.worst_level, s.options.max_kl) for s in (other, state)]
-        least = n_blocks(state.local_tokens + (n_tokens - state.local_tokens + 1) // 2, block_tokens) * block_tokens
         most = min(n_tokens, self._in_blocks(other.load.to_token))
-        if wishes[0] != wishes[1] or self._budget_ns(other) > self._budget_ns(state) or most < least or not has(least):
+        if self._budget_ns(other) > self._budget_ns(state) or most < least:
             return 0
         if has(most):
             return most
-        while most - least > block_tokens:  # has(least), not has(most)
+        while most - least > self.library.block_tokens:  # has(least), not has(most)
             middle = self._in_blocks((least + most) // 2)
             least, most = (middle, most) if has(middle) else (least, middle)
         return least
@@ -436,6 +441,7 @@ class Scheduler:
             self._planned_loads.append(state.load)
             self._inherit_level(state, block_ids[:n_local])
             self._provenance.allocate(block_ids[n_local:])
+            self._loading.add(state)
         else:
             n_kept = n_local if state.load is None else len(state.load.block_ids)
             self._provenance.allocate(block_ids[n_kept:])
@@ -448,6 +454,7 @@ class Scheduler:
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it
         computes."""
         state.has_begun = True
+        self._loading.discard(state)
         n_own = state.local_tokens if state.load is None else state.load.to_token
         if n_computed > n_own:
             # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then
@@ -468,6 +475,7 @@ class Scheduler:
         self._planned_loads, self._cancelled_loads = [], set()
         metadata.adapters = self._adapters.take_new()
         self._end_step(scheduler_output, metadata)
+        self._polled = set()
         return metadata
 
     @guarded(nothing)
@@ -529,7 +537,7 @@ class Scheduler:
     @guarded(nothing)
     def _count_queue(self, metadata):
         """What the engine is to compute, for the library on both sides. What look-ups leave it counts itself until they
-        are polled, so that all are that have answered."""
+        are polled; so are those that vLLM did not ask for in this step."""
         n_tokens = n_pairs = 0
         self._take_answers()
         for state in self.states.values():
@@ -542,7 +550,7 @@ class Scheduler:
 
     def _take_answers(self):
         for state in self.states.values():
-            if state.lookup is not None and not state.failed:
+            if state.lookup is not None and not state.failed and state not in self._polled:
                 self._take_answer(state)
 
     def _first_to_compute(self, state):
@@ -709,6 +717,7 @@ class Scheduler:
         if state is None:
             return None
         self._drop_lookup(state)
+        self._loading.discard(state)
         if state in self._first_tokens:
             self._count_budget(state)
         self._leave_no_worse(state, block_ids)
