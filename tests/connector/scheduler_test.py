@@ -613,7 +613,7 @@ class BurstTest(unittest.TestCase):
     N = 300
 
     def counted(self, made, name):
-        """A method of the scheduler; its call_count grows from now on."""
+        """A method of an object; its call_count grows from now on."""
         method = mock.patch.object(made, name, wraps=getattr(made, name)).start()
         self.addCleanup(mock.patch.stopall)
         return method
@@ -628,7 +628,8 @@ class BurstTest(unittest.TestCase):
         for n_common, n_loads in ((96, self.N), (192, 1)):  # of 256 that are found
             with self.subTest(n_common):
                 made = scheduler(Store(hit=256), ttft_budget_ns=10**15)
-                n_serves, has_time_for = (self.counted(made, name) for name in ("_n_serves", "_has_time_for"))
+                n_serves = self.counted(made._shared_loads, "_n_serves")
+                has_time_for = self.counted(made._shared_loads, "_has_time_for")
                 n_loading = 0
                 for one in self.asked(n_common):
                     if made.matched_tokens(one, 0) == (256, True):
@@ -642,7 +643,7 @@ class BurstTest(unittest.TestCase):
                 made.step(step_of("r0", 256, 44, 19))
                 for one in self.asked(n_common)[:n_loads]:
                     made.finish(one, [])
-                self.assertEqual((made._loading._wishes, made._loading._sorted), ({}, {}))
+                self.assertEqual((made._shared_loads._loading, made._shared_loads._sorted), ({}, {}))
 
     def test_each_that_is_computed_looks_at_few_that_may_load(self):
         store = Store(hit=256)

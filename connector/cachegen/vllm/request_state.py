@@ -22,7 +22,8 @@ class RequestState:
     lookup: object = None  # the handle, while it is under way
     lookup_from: int = 0
     lookup_started_ns: int = 0
-    spent_ns: int = 0  # of the budget, before it
+    budget_ns: int = 0  # for the first token
+    spent_ns: int = 0  # of the budget, before the look-up
     resumed_ns: int = 0  # when vLLM asked again for it, having preempted it behind its first token; 0: it never did
     answered_ns: int = 0
     predicted_ns: int = 0  # of the load; 0: not known
@@ -51,6 +52,11 @@ class RequestState:
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     awaits_first_token: bool = False  # since it was looked up, and has loaded
     report: dict = field(default_factory=dict)  # for the request's kv_transfer_params
+
+    @property
+    def is_loading(self):
+        """Also when that has ended, until it is scheduled."""
+        return self.load is not None and not self.has_begun and not self.failed
 
     @property
     def planned_adapter(self):

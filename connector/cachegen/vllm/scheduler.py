@@ -27,13 +27,13 @@ from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
 from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
-from cachegen.vllm.loading import Loading
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
 from cachegen.vllm.request_key import PREFIX, Options, extra_key, is_hashed, key_tokens, parse_options
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
+from cachegen.vllm.shared_loads import SharedLoads
 
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 ASKED_NS = 10**9  # a look-up that takes longer is not expected to lead to a load soon
@@ -72,7 +72,7 @@ class Scheduler:
         self.outages = Outages()
         self.kv_cache_manager = None  # vLLM's, once it is bound
         self.states: dict[str, RequestState] = {}
-        self._loading = Loading()
+        self._shared_loads = SharedLoads(library)
         self._polled: set[RequestState] = set()  # whose look-ups were, since the last step
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
@@ -84,7 +84,6 @@ class Scheduler:
         self._had_nothing = False  # the last step: to compute
         self._observed = {}  # for histograms, since they were taken
         self._n_met = self._n_missed = 0  # budgets
-        self._n_shared = 0  # requests that waited for the load of another one
         self._after_load = AfterLoad()
         self._others_due = None  # sorted: when first tokens behind loads are due; None: not asked since the last step
         self._to_load = None  # requests that were about to load in this step; None: not asked since the last one
@@ -108,7 +107,7 @@ class Scheduler:
     def _match(self, request, state, num_computed_tokens):
         if state.allocated:  # preempted, or its load failed: the blocks are gone
             self._drop_lookup(state)
-            self._loading.discard(state)
+            self._shared_loads.end(state)
             state.allocated, state.has_begun = False, False
             state.load, state.loaded, state.saved_to = None, None, None
             state.level, state.has_unknown = 0, False
@@ -172,6 +171,7 @@ class Scheduler:
             state = RequestState(
                 tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
             )
+            state.budget_ns = options.ttft_budget_ns or self.library.ttft_budget_ns
             state.prompt_tokens = len(request.prompt_token_ids or ())
             state.storable_tokens = self._n_storable_tokens(request)
             state.adapter_number = 0 if request.lora_request is None else request.lora_request.lora_int_id
@@ -259,7 +259,7 @@ class Scheduler:
                 others = (other for other in self.states.values() if other is not state and self._may_load(other))
                 self._others_due = sorted(map(self._due_ns, others))
             due_ns = self._due_ns(state)
-            ahead_ns = self._after_load.ahead(due_ns, self._others_due, self._budget_ns(state) // 2)
+            ahead_ns = self._after_load.ahead(due_ns, self._others_due, state.budget_ns // 2)
             bisect.insort(self._others_due, due_ns)
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
             self._polled.discard(state)
@@ -318,82 +318,13 @@ class Scheduler:
 
     def _is_about_to_load(self, state):
         """Whether a request has found something, and begins to load it once vLLM has asked for it and has blocks."""
-        is_open = not (state.allocated or state.failed or state.is_declined or self._is_loading(state.follows))
+        waits = self._shared_loads.is_loading(state.follows)
+        is_open = not (state.allocated or state.failed or state.is_declined or waits)
         return is_open and state.hit_tokens is not None and self._usable_tokens(state) > state.local_tokens
 
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
-        """Whether another request loads what this one would, or half of it at least, as this one wishes it, and in this
-        one's time. When that one is scheduled, its blocks are in vLLM's own prefix cache: what many ask for at once is
-        read, decoded and held in memory once. This one is asked again then, and loads what it still lacks."""
-        if not self.kv_cache_manager.enable_caching:
-            return False
-        if self._is_loading(state.follows):
-            return self._has_time_for(self.states[state.follows], state, state.follows_rest_ns)
-        n_tokens, block_tokens = self._in_blocks(self._usable_tokens(state)), self.library.block_tokens
-        n_wanted = n_tokens - state.local_tokens
-        if n_wanted <= 0:
-            return False
-        # With less than half of what is lacking the rest would begin late for little.
-        least = n_blocks(state.local_tokens + (n_wanted + 1) // 2, block_tokens) * block_tokens
-        best, best_rest_ns, n_most = None, 0, 0
-        for other in sorted(self._loading.alike(state, least), key=lambda other: other.lookup_started_ns):
-            if not self._loads(other) or not self._has_time_for(other, state, 0):
-                continue
-            n_shared = self._n_serves(other, state, least, n_tokens)
-            rest_ns = (state.predicted_ns or 0) * (n_tokens - n_shared) // n_wanted
-            if n_shared > n_most and self._has_time_for(other, state, rest_ns):
-                best, best_rest_ns, n_most = other.load.req_id, rest_ns, n_shared
-        if best is None:
-            return False
-        self._n_shared += state.follows is None
-        state.follows, state.follows_rest_ns = best, best_rest_ns
-        return True
-
-    def _in_blocks(self, n_tokens):
-        return n_tokens // self.library.block_tokens * self.library.block_tokens
-
-    def _has_time_for(self, other, state, rest_ns):
-        """Whether to wait for another one's load (still). By the prediction it ends within this one's budget, less
-        rest_ns for what it does not bring. If it does not, or nothing is predicted, or it takes a quarter longer, time
-        must be left for a load of this one's own; and who would wait for a part does not."""
-        now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
-        left_ns = budget_ns - (state.spent_ns + now_ns - state.lookup_started_ns)
-        other_ns = other.answered_ns + other.predicted_ns - now_ns  # to its end; negative: it is late
-        is_on_time = other.predicted_ns and -other.predicted_ns // 4 < other_ns <= left_ns - rest_ns
-        if other.loaded is not None or is_on_time:
-            return left_ns > rest_ns
-        if rest_ns > 0:
-            return False
-        # A prediction is of what the budget has time for: it may be all of it.
-        own_ns = min(state.predicted_ns or budget_ns, budget_ns // 2)
-        return left_ns > own_ns
-
-    def _is_loading(self, req_id):
-        state = self.states.get(req_id)
-        return state is not None and self._loads(state)
-
-    @staticmethod
-    def _loads(state):
-        return state.load is not None and not state.has_begun and not state.failed
-
-    def _n_serves(self, other, state, least, n_tokens):
-        """How many of this request's first n_tokens another one brings, in whole blocks; 0: not the first `least`,
-        which both begin with, or later than this one may wait."""
-
-        def has(n):
-            # Most others differ in the last token.
-            return other.tokens[n - 1] == state.tokens[n - 1] and other.tokens[:n] == state.tokens[:n]
-
-        most = min(n_tokens, self._in_blocks(other.load.to_token))
-        if self._budget_ns(other) > self._budget_ns(state) or most < least:
-            return 0
-        if has(most):
-            return most
-        while most - least > self.library.block_tokens:  # has(least), not has(most)
-            middle = self._in_blocks((least + most) // 2)
-            least, most = (middle, most) if has(middle) else (least, middle)
-        return least
+        return self.kv_cache_manager.enable_caching and self._shared_loads.waits(state, self._usable_tokens(state))
 
     def _drop_lookup(self, state):
         if state.lookup is not None:
@@ -441,7 +372,7 @@ class Scheduler:
             self._planned_loads.append(state.load)
             self._inherit_level(state, block_ids[:n_local])
             self._provenance.allocate(block_ids[n_local:])
-            self._loading.add(state)
+            self._shared_loads.begin(state)
         else:
             n_kept = n_local if state.load is None else len(state.load.block_ids)
             self._provenance.allocate(block_ids[n_kept:])
@@ -454,7 +385,7 @@ class Scheduler:
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it
         computes."""
         state.has_begun = True
-        self._loading.discard(state)
+        self._shared_loads.end(state)
         n_own = state.local_tokens if state.load is None else state.load.to_token
         if n_computed > n_own:
             # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then
@@ -629,16 +560,13 @@ class Scheduler:
                     state.extra, state.adapter_key, state.saved_last = None, None, True
                     self._drop_lookup(state)  # it may wait for blocks: what was found is of the other content
 
-    def _budget_ns(self, state):
-        return state.options.ttft_budget_ns or self.library.ttft_budget_ns
-
     def _due_ns(self, state):
         """When the first token of a request is due that was looked up."""
-        return state.lookup_started_ns - state.spent_ns + self._budget_ns(state)
+        return state.lookup_started_ns - state.spent_ns + state.budget_ns
 
     def _may_load(self, state):
         """Whether a request's first token is made behind a load, as far as is known."""
-        return state.lookup is not None or self._loads(state) or state.awaits_first_token
+        return state.lookup is not None or state.is_loading or state.awaits_first_token
 
     @guarded(nothing)
     def _count_budget(self, state):
@@ -646,7 +574,7 @@ class Scheduler:
         if not state.awaits_first_token:
             return
         state.awaits_first_token = False
-        now_ns, budget_ns = time.monotonic_ns(), self._budget_ns(state)
+        now_ns, budget_ns = time.monotonic_ns(), state.budget_ns
         # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
         if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
             n_together = sum(other.awaits_first_token for other in self._first_tokens)
@@ -717,7 +645,7 @@ class Scheduler:
         if state is None:
             return None
         self._drop_lookup(state)
-        self._loading.discard(state)
+        self._shared_loads.end(state)
         if state in self._first_tokens:
             self._count_budget(state)
         self._leave_no_worse(state, block_ids)
@@ -762,7 +690,7 @@ class Scheduler:
             self.outages.worked(LOOKUPS)
         self._counted = n_answers, n_errors
         stats.pop("staging_bytes")
-        own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._n_shared}
+        own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._shared_loads.n_waiting}
         return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
 
     def levels(self):
