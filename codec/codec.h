@@ -13,7 +13,9 @@
  *
  * Canonical layout of a task's elements: [n_planes][n_layers][n_tokens][n_kv_heads][head_dim] of
  * the task's shape, of the chunk's dtype, K as the engine holds it (rotated). Bytes and arithmetic:
- * codec/FORMAT.md. How a lossy level is made: codec/klt.h, codec/paper.h.
+ * codec/FORMAT.md. How a lossy level is made: codec/preset.h.
+ * Threads: tasks of one decoder or encoder may run at once, each once. The rest of an object is
+ * used by one thread at a time; profiles are read-only once made.
  */
 #ifndef CG_CODEC_CODEC_H
 #define CG_CODEC_CODEC_H

@@ -1,5 +1,7 @@
 /* codec/dct8.h - D[f][t] of the 8-point DCT: FORMAT.md's table, whose numbers these decimals are as
- * f32. For files that are compiled once per instruction set, so that each has its own. */
+ * f32. For files that are compiled once per instruction set, so that each has its own.
+ * Threads: constant.
+ */
 #ifndef CG_CODEC_DCT8_H
 #define CG_CODEC_DCT8_H
 #include "codec/lane.h"

@@ -2,6 +2,7 @@
  * and pairs of symbols.
  *
  * Included by files that CMake compiles once per instruction set, from AVX2 on, and by no other.
+ * Threads: pure functions.
  */
 #ifndef CG_CODEC_KERNEL_LISTS_H
 #define CG_CODEC_KERNEL_LISTS_H

@@ -1,6 +1,7 @@
 /* codec/kernel_vectors.h - the registers of the instruction set that a kernel file is compiled for.
  *
  * Included by the files that CMake compiles once per instruction set, and by no other.
+ * Threads: pure functions.
  */
 #ifndef CG_CODEC_KERNEL_VECTORS_H
 #define CG_CODEC_KERNEL_VECTORS_H

@@ -6,6 +6,7 @@
  * CG_LANE: before such a function. CG_LANE_METHOD: before a method of C++ and CUDA. CG_LANE_TABLE:
  * before its constants. CG_UNROLL: before a loop whose arrays must be registers. CG_UNROLL_NOT:
  * before one that would take too many of them.
+ * Threads: pure functions.
  */
 #ifndef CG_CODEC_LANE_H
 #define CG_CODEC_LANE_H

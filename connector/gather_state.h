@@ -1,5 +1,6 @@
 /* connector/gather_state.h - what the two halves of connector/gather.h share: that of the ranks
  * which send (gather_send.c), and that of the rank which listens (gather_take.c).
+ * Threads: said at the fields.
  */
 #ifndef CG_CONNECTOR_GATHER_STATE_H
 #define CG_CONNECTOR_GATHER_STATE_H

@@ -7,7 +7,7 @@
  * until it loads all that it is asked for. It may shorten by a chunk at a time, hundreds of times,
  * and a look-up asks under the lock that an engine's step waits for. So each cut is at least twice
  * the one before, and then the end is looked for between the last two prefixes.
- * Pure functions.
+ * Threads: pure functions.
  */
 #ifndef CG_CONNECTOR_KL_BOUND_H
 #define CG_CONNECTOR_KL_BOUND_H

@@ -11,6 +11,7 @@
  * Threads start with the first job, on the CPUs of the configuration or all of the process, with
  * the host's signals blocked (iouring/thread_signals.h). A pool belongs to the process that made
  * it. After fork() the child makes its own (connector/runtime.h).
+ * Threads: any may submit jobs; whose memory a job is frees it after its end.
  */
 #ifndef CG_CONNECTOR_POOL_H
 #define CG_CONNECTOR_POOL_H

@@ -1,4 +1,6 @@
-/* connector/reader.h - the thread that reads the chunks of all loads. */
+/* connector/reader.h - the thread that reads the chunks of all loads.
+ * Threads: one for each runtime.
+ */
 #ifndef CG_CONNECTOR_READER_H
 #define CG_CONNECTOR_READER_H
 

@@ -6,11 +6,11 @@
  * its own; the memory of the parent's is lost to it. There is no pthread_atfork: handlers would be
  * process-wide and outlive dlclose().
  *
- * Locks: cg_runtime.lock guards every field of operations and of the runtime that does not say
- * otherwise. It is never held across a system call on files, a codec call or a callback. The pool's
- * own lock is taken inside it, never outside. Steps of the engine take it, and wait for what it is
- * held for. The longest of that is a few passes over the chunks of all loads: a plan of reads for
- * many chunks is made without it (connector/stream_plan.h).
+ * Threads: any. cg_runtime.lock guards every field of operations and of the runtime that does not
+ * say otherwise. It is never held across a system call on files, a codec call or a callback. The
+ * pool's own lock is taken inside it, never outside. Steps of the engine take it, and wait for
+ * what it is held for. The longest of that is a few passes over the chunks of all loads: a plan of
+ * reads for many chunks is made without it (connector/stream_plan.h).
  *
  * A hung store can hold a worker for ever, in a system call that nobody can end. So closing waits
  * for the workers only until a deadline. If one is stuck then, the runtime becomes an orphan:

@@ -3,6 +3,7 @@
  *
  * All ranks get the same saves. That of head 0's rank is a save as any other, which waits for the
  * other ranks' heads before it encodes; theirs are done once their heads are passed on.
+ * Threads: that of the engine which saves, and where it says so the writer's.
  */
 #ifndef CG_CONNECTOR_SAVE_GATHER_H
 #define CG_CONNECTOR_SAVE_GATHER_H

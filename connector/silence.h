@@ -5,6 +5,7 @@
  * behind all that loads have under way, and each of its round trips for no more than that. So bytes
  * count until a few times as many have come since the last answer: a question that is open then
  * hangs.
+ * Threads: one at a time has a cg_silence.
  */
 #ifndef CG_CONNECTOR_SILENCE_H
 #define CG_CONNECTOR_SILENCE_H

@@ -1,4 +1,6 @@
-/* connector/writer.h - the thread that encodes and publishes saves, in the order they came. */
+/* connector/writer.h - the thread that encodes and publishes saves, in the order they came.
+ * Threads: one for each runtime.
+ */
 #ifndef CG_CONNECTOR_WRITER_H
 #define CG_CONNECTOR_WRITER_H
 

@@ -14,6 +14,7 @@
  * address, a lost GPU): then the device is broken for good. CUDA keeps the last error of a thread
  * until somebody asks for it. So this is done after a call of ours that failed, and never after
  * one that did not: on an engine's thread that would take an error that is the engine's.
+ * Threads: any; the lock guards what stands behind it.
  */
 #ifndef CG_CUDA_DEVICE_STATE_H
 #define CG_CUDA_DEVICE_STATE_H

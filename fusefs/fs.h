@@ -3,6 +3,7 @@
  * The modules lie in layers. CMakeLists.txt lists them from the lowest to the highest, and each
  * calls only what is listed above it; tests/layers.py checks that. They share two locks: that of
  * the nodes (fusefs/nodes.h), under which no system call is made, and names_lock.
+ * Threads: any, under these locks.
  */
 #ifndef CG_FUSEFS_FS_H
 #define CG_FUSEFS_FS_H

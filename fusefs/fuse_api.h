@@ -1,5 +1,7 @@
 /* fusefs/fuse_api.h - libfuse, and what this build of it can do. Debian 12 has 3.14; passthrough
- * came with 3.17. */
+ * came with 3.17.
+ * Threads: none.
+ */
 #ifndef CG_FUSEFS_FUSE_API_H
 #define CG_FUSEFS_FUSE_API_H
 #define FUSE_USE_VERSION 314

@@ -3,6 +3,7 @@
  * As fuse_session_loop_mt(), but each request goes through its lane (fusefs/lanes.h). So when all
  * that touches the store hangs, threads are left for .cachegenfs; when only changes hang, threads
  * are left for reading. A request that changes nothing gets ETIMEDOUT when it has waited too long.
+ * Threads: the mount's main thread calls cg_loop_run(), which starts the others.
  */
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H

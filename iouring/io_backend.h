@@ -7,6 +7,7 @@
  * io.c and the backends call each other: down through the table of functions below, up through the
  * functions at the end. This is the one circle in this folder, and it is meant: io.c picks a
  * backend when a queue is made and knows nothing of it afterwards.
+ * Threads: the queue's own, but for workers of io_threads.c, which io.c does not see.
  */
 #ifndef CG_IOURING_IO_BACKEND_H
 #define CG_IOURING_IO_BACKEND_H

@@ -4,6 +4,7 @@
  * don't expect, so all that another process or timer sends is blocked there. What the thread itself
  * causes (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS) stays unblocked: blocked, it would end
  * the process without the handler that was to report it (Python's faulthandler, a JVM's).
+ * Threads: any.
  */
 #ifndef CG_IOURING_THREAD_SIGNALS_H
 #define CG_IOURING_THREAD_SIGNALS_H

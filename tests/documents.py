@@ -6,7 +6,7 @@ usage: documents.py REPOSITORY
 Files are named by their path in the repository, in a document also by the one from its own folder. In the shell
 blocks of a document, scripts are files, `python -m` takes modules, and the long options that modules and cmake are
 given are in their sources. The table of configuration keys in connector/README.md is that of connector/config.c and the
-plugin.
+plugin. Each header says which threads may use it.
 """
 
 import glob
@@ -139,8 +139,17 @@ def key_errors(repository):
         yield f"connector/README.md has the plugin's key {name}, which the plugin does not know"
 
 
+def thread_errors(repository):
+    """Which threads may call it is said at the head of each header."""
+    for folder in ("codec", "iouring", "fusefs", "connector", "cuda"):
+        for path in sorted(glob.glob(os.path.join(repository, folder, "*.h"))):
+            text = text_of(path)
+            if "Threads:" not in text:
+                yield f"{os.path.relpath(path, repository)} says nothing of threads"
+
+
 def main(repository):
-    errors = [*file_errors(repository), *key_errors(repository)]
+    errors = [*file_errors(repository), *key_errors(repository), *thread_errors(repository)]
     for document in DOCUMENTS:
         errors += quoted_errors(repository, document)
         errors += command_errors(repository, document)
