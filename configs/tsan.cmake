@@ -1,7 +1,7 @@
 # cmake -C configs/tsan.cmake -B build-tsan -G Ninja
 # ThreadSanitizer. "unexpected memory mapping" at the start of a program: run it under `setarch -R`.
 set(CMAKE_BUILD_TYPE Debug CACHE STRING "")
-set(flags "-O1 -g -fno-omit-frame-pointer -fsanitize=thread")
+set(flags "-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread")
 set(CMAKE_C_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CMAKE_CXX_FLAGS_DEBUG "${flags}" CACHE STRING "")
 set(CG_CUDA OFF CACHE BOOL "")

@@ -32,8 +32,7 @@ template <uint32_t STEP> void run(const cg_cuda_coding &coding, uint64_t seed)
 {
     BlockEmulator emulator(CG_CUDA_CODING_THREADS, cg_cuda_coding_shared_bytes(&coding, STEP),
                            seed);
-    emulator.run(coding.n_ctas,
-                 [&](EmulatedCta &cta) { cg_cuda_coding_block<STEP>(cta, coding); });
+    emulator.run(coding.n_ctas, [&](EmulatedCta &cta) { cg_cuda_coding_block<STEP>(cta, coding); });
 }
 
 } // namespace
