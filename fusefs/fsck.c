@@ -343,7 +343,6 @@ static void print(void *out, const char *path, const char *what)
 
 int cg_fsck(const char *store, bool repair, FILE *out)
 {
-    uint64_t n_removed;
     cg_staging staging = {.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
     cg_fsck_result r = {0};
     const int root_fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -351,9 +350,7 @@ int cg_fsck(const char *store, bool repair, FILE *out)
     if (error == 0 && cg_layout_check(root_fd) != CG_OK)
         error = EPROTONOSUPPORT;
     if (error == 0 && repair)
-        error = cg_staging_open(&staging, root_fd, CG_STAGING_SILENT_S, &n_removed);
-    if (error == 0 && repair)
-        error = cg_staging_live(&staging, NULL, NULL);
+        error = cg_staging_open_to_remove(&staging, root_fd);
     if (error != 0) {
         fprintf(out, "%s: cannot be opened: %s\n", store, strerror(error));
         r.n_failed++;

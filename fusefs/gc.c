@@ -190,12 +190,10 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
             .orphans = orphans,
             .remove = remove,
             .out = out};
-    uint64_t n_removed;
     int error = g.root_fd < 0 ? errno : 0;
     cg_status status = error == 0 ? cg_layout_check(g.root_fd) : cg_status_from_errno(error);
     if (status == CG_OK && remove &&
-        ((error = cg_staging_open(&g.staging, g.root_fd, CG_STAGING_SILENT_S, &n_removed)) != 0 ||
-         (error = cg_staging_live(&g.staging, NULL, NULL)) != 0))
+        (error = cg_staging_open_to_remove(&g.staging, g.root_fd)) != 0)
         status = cg_status_from_errno(error);
     if (status == CG_OK) {
         g.now_s = cg_staging_now_s(remove ? &g.staging : NULL);

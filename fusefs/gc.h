@@ -4,7 +4,7 @@
  * longer has, which nobody can decode; and with orphans all objects that no context names. Objects
  * that a context names, by its context.json or by a link, are never garbage (fusefs/survey.h). A
  * profile that is a model's default, or in quarantine, may come back: its objects stay. The store
- * may be in use meanwhile.
+ * may be in use meanwhile, and full.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_GC_H

@@ -11,10 +11,11 @@
 enum { TEXT_BYTES = CG_STAGING_OWN_BYTES };
 typedef enum holder { NOBODY, WE, ANOTHER, UNKNOWN } holder;
 
-static holder read_holder(cg_staging *staging, const char *name, char holder_out[TEXT_BYTES])
+static holder read_holder_in(int dir_fd, cg_staging *staging, const char *name,
+                             char holder_out[TEXT_BYTES])
 {
     char own[CG_STAGING_OWN_BYTES];
-    const int fd = openat(staging->all_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const int fd = openat(dir_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT ? NOBODY : UNKNOWN;
     const ssize_t n = pread(fd, holder_out, TEXT_BYTES, 0);
@@ -29,11 +30,22 @@ static holder read_holder(cg_staging *staging, const char *name, char holder_out
     return strcmp(holder_out, own) == 0 ? WE : ANOTHER;
 }
 
-/* A file with our name, in our folder. */
+static holder read_holder(cg_staging *staging, const char *name, char holder_out[TEXT_BYTES])
+{
+    return read_holder_in(staging->all_fd, staging, name, holder_out);
+}
+
+/* A file with our name, in our folder. On a full disk nothing can be written, and the lease is
+ * there to make room: so it is a link to what was written before, if that is as it was. */
 static bool stage(cg_staging *staging, char staged_out[CG_STAGING_NAME_BYTES])
 {
     char text[TEXT_BYTES];
     int fd;
+    if (cg_staging_link_name(staging, staged_out) == 0) {
+        if (read_holder_in(staging->dir_fd, staging, staged_out, text) == WE)
+            return true;
+        unlinkat(staging->dir_fd, staged_out, 0);
+    }
     cg_staging_own(staging, text);
     text[TEXT_BYTES - 1] = '\n';
     if (cg_staging_create(staging, staged_out, &fd) != 0)

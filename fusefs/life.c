@@ -59,7 +59,7 @@ static int write_text(cg_life *life, int fd)
     return n == (ssize_t)sizeof text ? 0 : n < 0 ? errno : EIO;
 }
 
-int cg_life_begin(cg_life *life, int dir_fd, unsigned silent_s, int *lock_fd_out)
+int cg_life_init(cg_life *life, int dir_fd, unsigned silent_s)
 {
     struct stat attr;
     read_boot(life->boot);
@@ -67,6 +67,14 @@ int cg_life_begin(cg_life *life, int dir_fd, unsigned silent_s, int *lock_fd_out
     if (fstat(dir_fd, &attr) != 0)
         return errno;
     life->dev = attr.st_dev;
+    return 0;
+}
+
+int cg_life_begin(cg_life *life, int dir_fd, unsigned silent_s, int *lock_fd_out)
+{
+    const int error = cg_life_init(life, dir_fd, silent_s);
+    if (error != 0)
+        return error;
     *lock_fd_out =
         openat(dir_fd, CG_LIFE_FILE, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (*lock_fd_out < 0)

@@ -52,6 +52,9 @@ typedef struct cg_life_watch {
     size_t n_seen;
 } cg_life_watch;
 
+/* What cg_life_is_dead() asks of our own daemon: enough to judge others before we have a folder.
+ * dir_fd: a folder on the same file system. 0 or an errno value. */
+int cg_life_init(cg_life *life, int dir_fd, unsigned silent_s);
 /* Makes the file in dir_fd, our new folder, and locks it where the store has locks. The lock holds
  * while *lock_fd_out, the caller's, is open. 0 or an errno value. */
 int cg_life_begin(cg_life *life, int dir_fd, unsigned silent_s, int *lock_fd_out);

@@ -28,7 +28,8 @@ static uint64_t remove_tree(int dir_fd, const char *name, unsigned depth)
             continue;
         /* What can't be removed stays, with the folders above it, for the next look. */
         if (unlinkat(fd, entry->d_name, 0) == 0)
-            n_removed += strcmp(entry->d_name, CG_LIFE_FILE) != 0;
+            n_removed += strcmp(entry->d_name, CG_LIFE_FILE) != 0 &&
+                         strcmp(entry->d_name, CG_STAGING_NAME_FILE) != 0;
         else if (errno == EISDIR && depth < MAX_DEPTH)
             n_removed += remove_tree(fd, entry->d_name, depth + 1);
     }
@@ -52,10 +53,16 @@ void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES])
 int64_t cg_staging_now_s(const cg_staging *staging)
 {
     struct stat attr;
-    const bool is_there = staging != NULL && staging->dir_fd >= 0 &&
-                          fstatat(staging->dir_fd, CG_LIFE_FILE, &attr, AT_SYMLINK_NOFOLLOW) == 0;
+    bool is_there = false;
     /* The store's server may have another clock than we. It dates what connectors leave, too, so
      * that only its own times are compared. */
+    if (staging != NULL && staging->dir_fd >= 0) {
+        is_there = fstatat(staging->dir_fd, CG_LIFE_FILE, &attr, AT_SYMLINK_NOFOLLOW) == 0;
+    } else if (staging != NULL && staging->all_fd >= 0) {
+        /* That takes no space. If it fails, the time is an earlier one: less is old. */
+        utimensat(staging->root_fd, CG_STAGING_DIRECTORY, NULL, AT_SYMLINK_NOFOLLOW);
+        is_there = fstat(staging->all_fd, &attr) == 0;
+    }
     return is_there ? attr.st_mtim.tv_sec : time(NULL);
 }
 
@@ -94,11 +101,41 @@ static uint64_t remove_dead(cg_staging *staging)
     return n_removed;
 }
 
+static int write_name(const cg_staging *staging)
+{
+    char text[CG_STAGING_OWN_BYTES];
+    memcpy(text, staging->own, sizeof text);
+    text[sizeof text - 1] = '\n';
+    const int fd = openat(staging->dir_fd, CG_STAGING_NAME_FILE,
+                          O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno;
+    const ssize_t n = write(fd, text, sizeof text);
+    const int error = n == (ssize_t)sizeof text ? 0 : n < 0 ? errno : EIO;
+    return close(fd) != 0 && error == 0 ? errno : error; /* NFS tells here that a disk is full */
+}
+
 /* It lives before it gets the name under which others look for dead ones. */
+static int fill_own(cg_staging *staging, const char *fresh)
+{
+    struct stat attr;
+    staging->dir_fd =
+        openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (staging->dir_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
+        return errno;
+    staging->dev = attr.st_dev;
+    int error =
+        cg_life_begin(&staging->life, staging->dir_fd, staging->silent_s, &staging->lock_fd);
+    if (error == 0)
+        error = write_name(staging);
+    if (error == 0 && renameat(staging->all_fd, fresh, staging->all_fd, staging->own) != 0)
+        error = errno;
+    return error;
+}
+
 static int make_own(cg_staging *staging)
 {
     uint64_t random[2];
-    struct stat attr;
     char fresh[CG_STAGING_OWN_BYTES + 1];
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return errno;
@@ -106,16 +143,17 @@ static int make_own(cg_staging *staging)
     snprintf(fresh, sizeof fresh, ".%s", staging->own);
     if (mkdirat(staging->all_fd, fresh, 0700) != 0)
         return errno;
-    staging->dir_fd =
-        openat(staging->all_fd, fresh, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (staging->dir_fd < 0 || fstat(staging->dir_fd, &attr) != 0)
-        return errno;
-    staging->dev = attr.st_dev;
-    const int error =
-        cg_life_begin(&staging->life, staging->dir_fd, staging->silent_s, &staging->lock_fd);
-    if (error != 0)
-        return error;
-    return renameat(staging->all_fd, fresh, staging->all_fd, staging->own) == 0 ? 0 : errno;
+    const int error = fill_own(staging, fresh);
+    if (error == 0)
+        return 0;
+    /* Nothing stays: a daemon that is started again and again on a full disk would fill it. */
+    if (staging->lock_fd >= 0)
+        close(staging->lock_fd);
+    if (staging->dir_fd >= 0)
+        close(staging->dir_fd);
+    staging->lock_fd = staging->dir_fd = -1;
+    cg_staging_remove(staging->all_fd, fresh);
+    return error;
 }
 
 static int open_all(cg_staging *staging)
@@ -176,13 +214,16 @@ int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_
     pthread_mutex_init(&staging->ending_lock, NULL);
     cg_cond_init(&staging->ending);
     cg_life_watch_init(&staging->watch);
-    error = make_own(staging);
-    if (error != 0)
-        cg_staging_close(staging);
-    else
-        /* At the start only those whose locks say so: for the others it takes more than one
-         * look. */
+    /* Before our own folder: what a killed daemon left may be what fills the disk. At the start
+     * only those go whose locks say that they are dead: for the others it takes more than one
+     * look. */
+    error = cg_life_init(&staging->life, staging->all_fd, silent_s);
+    if (error == 0) {
         *n_removed_out = remove_dead(staging);
+        error = make_own(staging);
+    }
+    if (error != 0 && !cg_staging_has_no_room(error))
+        cg_staging_close(staging);
     return error;
 }
 
@@ -246,6 +287,7 @@ void cg_staging_close(cg_staging *staging)
         close(staging->lock_fd);
     if (staging->dir_fd >= 0) {
         unlinkat(staging->dir_fd, CG_LIFE_FILE, 0);
+        unlinkat(staging->dir_fd, CG_STAGING_NAME_FILE, 0);
         unlinkat(staging->all_fd, staging->own, AT_REMOVEDIR);
         close(staging->dir_fd);
     }
@@ -259,10 +301,33 @@ void cg_staging_close(cg_staging *staging)
     *staging = (cg_staging){.dir_fd = -1, .all_fd = -1, .lock_fd = -1};
 }
 
-int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out)
+int cg_staging_open_to_remove(cg_staging *staging, int root_fd)
+{
+    uint64_t n_removed;
+    const int error = cg_staging_open(staging, root_fd, CG_STAGING_SILENT_S, &n_removed);
+    if (error != 0)
+        return cg_staging_has_no_room(error) ? 0 : error;
+    return cg_staging_live(staging, NULL, NULL);
+}
+
+static void next_name(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES])
 {
     const uint64_t number = __atomic_fetch_add(&staging->n_created, 1, __ATOMIC_RELAXED);
     snprintf(name_out, CG_STAGING_NAME_BYTES, "%" PRIu64, number);
+}
+
+int cg_staging_link_name(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES])
+{
+    next_name(staging, name_out);
+    return linkat(staging->dir_fd, CG_STAGING_NAME_FILE, staging->dir_fd, name_out, 0) == 0 ? 0
+                                                                                            : errno;
+}
+
+int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out)
+{
+    if (staging->dir_fd < 0) /* nor was there for the folder */
+        return ENOSPC;
+    next_name(staging, name_out);
     *fd_out =
         openat(staging->dir_fd, name_out, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     return *fd_out >= 0 ? 0 : errno == ESTALE ? ENOENT : errno;

@@ -4,12 +4,14 @@
  * Each daemon has a folder there. Its name is random digits, which say nothing of the host. The
  * file in it by which others know that the daemon lives is that of fusefs/life.h. Folders of dead
  * daemons are removed: at the start, and then for as long as cg_staging_live() has a thread. The
- * mount hides .cachegenfs-tmp.
+ * mount hides .cachegenfs-tmp. All that a daemon needs to make room on a disk that is full by then
+ * is written when its folder is made.
  * Threads: cg_staging_open(), _live() and _close() from one; the rest from any.
  */
 #ifndef CG_FUSEFS_STAGING_H
 #define CG_FUSEFS_STAGING_H
 #include "fusefs/life.h"
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,6 +22,7 @@ extern "C" {
 #endif
 
 #define CG_STAGING_DIRECTORY ".cachegenfs-tmp"
+#define CG_STAGING_NAME_FILE "name" /* in each folder: its name and a newline, for leases */
 enum {
     CG_STAGING_NAME_BYTES = 24,
     CG_STAGING_OWN_BYTES = 33,
@@ -53,29 +56,42 @@ typedef struct cg_staging {
 } cg_staging;
 
 /* Removes what dead daemons left (*n_removed_out files), and makes our own folder. silent_s: as
- * CG_STAGING_SILENT_S; all daemons of a store should have the same. 0 or an errno value. */
+ * CG_STAGING_SILENT_S; all daemons of a store should have the same. 0 or an errno value. If
+ * cg_staging_has_no_room(): the store is full, and what needs no folder can still be done; the
+ * caller closes the staging. */
 int cg_staging_open(cg_staging *staging, int root_fd, unsigned silent_s, uint64_t *n_removed_out);
 /* Starts a thread that shows that we live and looks after the others, until cg_staging_close().
  * Call it after any fork(). Without it other hosts take us for dead sooner or later. told (may be
  * NULL) is called in that thread. 0 or an errno value. */
 int cg_staging_live(cg_staging *staging, cg_staging_told *told, void *told_user);
 void cg_staging_close(cg_staging *staging);
+/* Both, for a command that mostly takes away: a store that has no room for our folder is no error.
+ * What would be staged is ENOSPC then. The caller closes it, also after an error. */
+int cg_staging_open_to_remove(cg_staging *staging, int root_fd);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
  * somebody has removed the directory. */
 int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out);
+/* A new name in dir_fd for CG_STAGING_NAME_FILE: takes no space. 0 or an errno value. */
+int cg_staging_link_name(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES]);
 /* A new file in dir_fd: the first n_bytes of `from`, with its owner, mode and times, on disk. 0 or
  * an errno value; EIO: from has fewer bytes. */
 int cg_staging_copy(cg_staging *staging, int from, uint64_t n_bytes,
                     char name_out[CG_STAGING_NAME_BYTES]);
-/* The store's clock, in seconds: the time that the store gave our last beat. Without a staging
- * (NULL) or its folder it is our own clock. */
+/* Whether the errno value says that the store, or our part of it, is full. */
+static inline bool cg_staging_has_no_room(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
+}
+/* The store's clock, in seconds: the time that the store gave our last beat, or gives
+ * .cachegenfs-tmp now if it has no room for our folder. Without a staging (NULL) it is our own
+ * clock. */
 int64_t cg_staging_now_s(const cg_staging *staging);
 /* The name of our own folder. */
 void cg_staging_own(cg_staging *staging, char own_out[CG_STAGING_OWN_BYTES]);
 /* Whether the daemon that has or had this folder is dead. One whose folder is gone is. */
 bool cg_staging_is_dead(cg_staging *staging, const char *name);
 /* Removes a folder of dir_fd with all that is in it. Returns how many files were in it, not
- * counting `lock`. */
+ * counting those that each daemon's folder has. */
 uint64_t cg_staging_remove(int dir_fd, const char *name);
 /* Makes the directory again if it is gone, as the daemon and not as a caller. 0 or an errno value.
  */

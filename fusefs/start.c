@@ -118,12 +118,19 @@ static int open_staging(cg_fs *fs, const cg_fs_config *config)
         fs->read_only = true;
         return 0;
     }
-    if (error != 0)
-        return error;
     if (n_removed > 0)
         cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
                   (unsigned long long)n_removed);
-    return upgrade_layout(fs);
+    if (cg_staging_has_no_room(error)) {
+        cg_fs_log(fs, CG_LOG_WARNING,
+                  "the store is full (%s): read-only; remove something past the mount, or what "
+                  "no context names (cachegenfs gc STORE --orphans --remove), then mount again",
+                  strerror(error));
+        cg_staging_close(&fs->staging);
+        fs->read_only = true;
+        return 0;
+    }
+    return error == 0 ? upgrade_layout(fs) : error;
 }
 
 static int open_store(cg_fs *fs, const cg_fs_config *config, struct stat *root_out)

@@ -37,7 +37,7 @@ TEST_F(FsTest, PublishesAValidChunkAtCloseAndMakesItFindableByKey)
     EXPECT_EQ(fs.metric("published_total"), 1u);
     EXPECT_EQ(fs.metric("published_bytes_total"), chunk.bytes.size());
     EXPECT_EQ(fs.metric("adopted_total"), 1u);
-    EXPECT_EQ(store.files(".cachegenfs-tmp").size(), 1u) << "only the lock";
+    EXPECT_EQ(store.files(".cachegenfs-tmp").size(), 2u) << "only the lock and the name";
 }
 
 TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing)
@@ -72,7 +72,7 @@ TEST_F(FsTest, RefusesWhatIsNoValidChunkAndLeavesNothing)
         EXPECT_TRUE(fs.list(L1).empty());
         EXPECT_FALSE(store.has("m/objects"));
     }
-    EXPECT_EQ(store.files(".cachegenfs-tmp").size(), 1u);
+    EXPECT_EQ(store.files(".cachegenfs-tmp").size(), 2u);
     EXPECT_NE(fs.log().find("refused " + CHUNK), std::string::npos);
 }
 

@@ -111,7 +111,7 @@ staged_are() {
     local n=$1 stores
     shift
     stores=("${@:-$store}")
-    [ "$(find "${stores[@]/%//.cachegenfs-tmp}" -mindepth 2 ! -name lock | wc -l)" = "$n" ]
+    [ "$(find "${stores[@]/%//.cachegenfs-tmp}" -mindepth 2 ! -name lock ! -name name | wc -l)" = "$n" ]
 }
 
 # Copies the chunks of $tmp/source to the contexts a and b at once, in the background. $tmp/confirmed names those that cp

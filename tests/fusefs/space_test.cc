@@ -4,6 +4,7 @@
 #include "fusefs/evict.h"
 #include "fusefs/fsck.h"
 #include "fusefs/gc.h"
+#include "fusefs/lease.h"
 #include "fusefs/marks.h"
 #include "fusefs/space.h"
 #include "fusefs/staging.h"
@@ -13,6 +14,7 @@
 #include "tests/fusefs/fsync_hook.h"
 
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -310,6 +312,13 @@ class OwnStaging
     int root_fd_;
 };
 
+// What a daemon has in its folder while it lives.
+bool is_of_each_daemon(const std::string &name)
+{
+    const std::string leaf = name.substr(name.rfind('/') + 1);
+    return leaf == CG_LIFE_FILE || leaf == CG_STAGING_NAME_FILE;
+}
+
 class SpaceTest : public testing::Test
 {
   protected:
@@ -496,9 +505,7 @@ TEST_F(SpaceTest, MakesRoomFromWhatIsCold)
     EXPECT_EQ(s.f_blocks * s.f_frsize, QUOTA);
     EXPECT_LE(s.f_bfree * s.f_frsize, QUOTA - used() + 65536);
     for (const std::string &name : dir.files(".cachegenfs-tmp"))
-        EXPECT_TRUE(name.find("/lock") != std::string::npos ||
-                    name.find("evicting") != std::string::npos)
-            << name;
+        EXPECT_TRUE(is_of_each_daemon(name) || name.find("evicting") != std::string::npos) << name;
 }
 
 TEST_F(SpaceTest, LevelsThatStayAreOneFile)
@@ -818,6 +825,111 @@ TEST_F(SpaceTest, AnErrorOfTheDiskLosesNothing)
     EXPECT_LE(used(), (2u << 20) / 100 * 90);
 }
 
+// A store that is a small file system of its own. Its objects take 3.6 MB.
+class FullDiskTest : public SpaceTest
+{
+  protected:
+    void SetUp() override
+    {
+        if (mount("tmpfs", dir.path.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "size=4m") != 0)
+            GTEST_SKIP() << "cannot mount a small tmpfs: a full disk is not tested";
+        ::close(dir.fd);
+        dir.fd = ::open(dir.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        chain = publish(1, 6, 20);
+    }
+    void TearDown() override
+    {
+        fs.reset();
+        if (!chain.empty()) {
+            ::close(dir.fd);
+            dir.fd = -1;
+            EXPECT_EQ(umount2(dir.path.c_str(), MNT_DETACH), 0);
+        }
+    }
+    // To the last block.
+    void fill(const std::string &name)
+    {
+        const int fd = openat(dir.fd, name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        const cg_test::Bytes block(4096, 1);
+        while (::write(fd, block.data(), block.size()) > 0) {
+        }
+        EXPECT_EQ(errno, ENOSPC);
+        ::close(fd);
+        EXPECT_EQ(left(), 0u);
+    }
+    uint64_t left()
+    {
+        struct statvfs disk = {};
+        EXPECT_EQ(fstatvfs(dir.fd, &disk), 0);
+        return disk.f_bavail * disk.f_frsize;
+    }
+    std::vector<cg_test::Chunk> chain;
+};
+
+TEST_F(FullDiskTest, ADaemonThatRunsTakesTheLease)
+{
+    OwnStaging own(dir), other(dir);
+    fill("rest");
+    EXPECT_TRUE(cg_lease_take(&own.staging, "evicting"));
+    EXPECT_FALSE(cg_lease_take(&other.staging, "evicting"));
+    ::close(own.staging.lock_fd); // as by a kill
+    own.staging.lock_fd = -1;
+    EXPECT_TRUE(cg_lease_take(&other.staging, "evicting"));
+    EXPECT_FALSE(cg_lease_holds(&own.staging, "evicting"));
+}
+
+TEST_F(FullDiskTest, AStartRemovesFirstWhatAKilledDaemonLeft)
+{
+    OwnStaging killed(dir);
+    fill(std::string(CG_STAGING_DIRECTORY "/") + killed.staging.own + "/0");
+    ::close(killed.staging.lock_fd);
+    killed.staging.lock_fd = -1;
+    open();
+    EXPECT_GT(left(), 100'000u);
+    EXPECT_EQ(fs->mkdir("m/other"), 0);
+    EXPECT_NE(fs->log().find("removed 1 unfinished"), std::string::npos);
+}
+
+TEST_F(FullDiskTest, WithoutRoomForADaemonItIsReadOnlyUntilGcMakesRoom)
+{
+    fill("rest");
+    open();
+    EXPECT_NE(fs->log().find("read-only"), std::string::npos);
+    EXPECT_EQ(fs->mkdir("m/other"), EROFS);
+    EXPECT_FALSE(fs->get(path_of(chain[0], CG_L3)).empty());
+    fs.reset();
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path + "/" CG_STAGING_DIRECTORY));
+    FILE *null = fopen("/dev/null", "we");
+    ASSERT_NE(null, nullptr);
+    EXPECT_EQ(cg_gc(dir.path.c_str(), true, true, null), 0);
+    fclose(null);
+    EXPECT_EQ(levels_of(chain[0]), 0u);
+    EXPECT_GT(left(), 3'000'000u);
+    open();
+    EXPECT_EQ(fs->mkdir("m/other"), 0);
+}
+
+TEST_F(FullDiskTest, ARepairRemovesWhatItCan)
+{
+    const std::string unfinished = "m/contexts/c/L1/.00000.kv.0123456789abcdef.tmp";
+    cg_test::Bytes bad = chain[1].bytes;
+    bad[bad.size() - 50] ^= 1; // the coarser levels are whole
+    dir.write(path_of(chain[1], CG_L1), bad);
+    dir.write(unfinished, cg_test::Bytes(4096));
+    use(unfinished, 20);
+    fill("rest");
+    char *text = nullptr;
+    size_t n_bytes = 0;
+    FILE *out = open_memstream(&text, &n_bytes);
+    EXPECT_EQ(cg_fsck(dir.path.c_str(), true, out), 2);
+    fclose(out);
+    EXPECT_NE(std::string(text).find("1 files left unfinished"), std::string::npos) << text;
+    EXPECT_NE(std::string(text).find("cannot be cut: No space"), std::string::npos) << text;
+    free(text);
+    EXPECT_FALSE(dir.has(unfinished));
+    EXPECT_EQ(levels_of(chain[0]), 2u | 4u | 8u);
+}
+
 TEST_F(SpaceTest, GoesAwayWithItsFolder)
 {
     const std::vector<cg_test::Chunk> cold = publish(1, 8, 40), hot = publish(2, 2, 0);
@@ -1012,7 +1124,7 @@ TEST_F(SpaceTest, TwoWhoMakeRoomAtOnceLoseNothingThatIsToStay)
         EXPECT_TRUE(levels_of(chunk) & 8u) << "levels go before chunks";
     EXPECT_EQ(second.metric("evict_errors_total") + metric("evict_errors_total"), 0u);
     for (const std::string &name : dir.files(CG_STAGING_DIRECTORY))
-        EXPECT_NE(name.find("/lock"), std::string::npos) << name;
+        EXPECT_TRUE(is_of_each_daemon(name)) << name;
 }
 
 TEST_F(SpaceTest, RoomIsMadeWhileTheStoreIsLookedThrough)
