@@ -37,6 +37,8 @@ typedef struct cg_space {
     _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */
     _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
     _Atomic int64_t survey_ms;        /* how long it took */
+    cg_status survey_status;          /* how the last one ended */
+    _Atomic bool is_known;            /* one has ended well: surveyed_bytes says something */
     _Atomic bool is_full;             /* there was no room to be made */
     bool is_unfinished;               /* what was to go was in use, or seemed to be */
     bool is_waiting;                  /* for another daemon, which has the lease */

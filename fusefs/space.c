@@ -136,9 +136,13 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
         fs->space.published_bytes = published_bytes;
-    } else if (status != CG_ERR_CANCELLED) {
-        cg_fs_log(fs, CG_LOG_WARNING, "looking for what takes the space: %s", cg_strerror(status));
+        fs->space.is_known = true;
     }
+    if (status != fs->space.survey_status && status != CG_ERR_CANCELLED)
+        cg_fs_log(fs, status == CG_OK ? CG_LOG_INFO : CG_LOG_WARNING,
+                  "looking for what takes the space: %s",
+                  status == CG_OK ? "it can be read again" : cg_strerror(status));
+    fs->space.survey_status = status;
     return status == CG_OK;
 }
 
@@ -197,17 +201,28 @@ static bool is_bounded(const cg_fs *fs)
     return found;
 }
 
-/* Whether what was published since the survey can have filled a quota. */
+static uint64_t published_since(const cg_fs *fs)
+{
+    return fs->metrics.published_bytes - fs->space.published_bytes;
+}
+
+/* Whether what was published since the survey can have filled the quota. */
 static bool may_be_full(const cg_fs *fs)
 {
-    const uint64_t published = fs->metrics.published_bytes - fs->space.published_bytes;
-    bool may =
-        fs->space.quota_bytes > 0 && used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
+    return fs->space.quota_bytes > 0 && published_since(fs) > 0 &&
+           used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
+}
+
+/* The same of a model's quota. What a model took at the survey is not kept: at most the high mark.
+ * So much more may fill its quota, if it was published in that model: of all models together that
+ * may come soon, so that such a survey is never due at once. */
+static bool may_model_be_full(const cg_fs *fs)
+{
+    bool may = false;
     for (size_t i = 0; i < fs->space.n_model_quotas; i++)
-        /* What a model took at the survey is not kept: at most the high mark. So much more may fill
-         * its quota. */
-        may |= published > percent_of(fs->space.model_quotas[i].bytes, HIGH_PERCENT - LOW_PERCENT);
-    return may && published > 0;
+        may |= published_since(fs) >
+               percent_of(fs->space.model_quotas[i].bytes, HIGH_PERCENT - LOW_PERCENT);
+    return may;
 }
 
 /* Whether the last survey is so long ago that another costs little. */
@@ -218,20 +233,26 @@ static bool has_rested(const cg_fs *fs, int64_t passed_s, int64_t least_s)
 }
 
 /* Contexts take nearly all, say: each file that comes may fill the quota, and another survey at
- * once would find again that nothing may go. */
-static bool rests(const cg_fs *fs, int64_t passed_s)
+ * once would find again that nothing may go. Or it would fail again. */
+static bool is_no_use_at_once(const cg_fs *fs)
 {
-    return fs->space.quota_bytes > 0 &&
-           fs->space.surveyed_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT) &&
-           !has_rested(fs, passed_s, REST_SECONDS);
+    return fs->space.survey_status != CG_OK ||
+           (fs->space.quota_bytes > 0 &&
+            fs->space.surveyed_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT));
 }
 
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 {
     const int64_t passed_s = now_s - fs->space.surveyed_at_s;
-    return fs->space.surveyed_at_s == 0 || has_rested(fs, passed_s, SURVEY_SECONDS) ||
-           (may_be_full(fs) && !rests(fs, passed_s)) ||
-           (fs->space.is_unfinished && has_rested(fs, passed_s, ASK_SECONDS));
+    if (fs->space.surveyed_at_s == 0 || has_rested(fs, passed_s, SURVEY_SECONDS))
+        return true;
+    /* While it is full nothing is published, and somebody may have made room past the mount. */
+    if (has_rested(fs, passed_s, REST_SECONDS) &&
+        (may_be_full(fs) || may_model_be_full(fs) || fs->space.is_full || fs->space.is_unfinished))
+        return true;
+    return (may_be_full(fs) && !is_no_use_at_once(fs)) ||
+           (fs->space.is_unfinished && fs->space.survey_status == CG_OK &&
+            has_rested(fs, passed_s, ASK_SECONDS));
 }
 
 void cg_space_tend(cg_fs *fs)
@@ -304,7 +325,7 @@ bool cg_space_is_due(cg_fs *fs, int64_t now_s)
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
 {
     const uint64_t quota = fs->space.quota_bytes, used = used_now(fs);
-    if (quota == 0 || inout->f_frsize == 0)
+    if (quota == 0 || !fs->space.is_known || inout->f_frsize == 0)
         return;
     const uint64_t left = (used < quota ? quota - used : 0) / inout->f_frsize;
     const uint64_t blocks = quota / inout->f_frsize;

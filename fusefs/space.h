@@ -3,12 +3,12 @@
  * There are two water marks. When the store takes more than 95 % of the quota, cold data go until
  * it takes less than 90 % (fusefs/evict.h says which). What is published through this mount, by a
  * close, a rename or a link, counts at once. What came or went without it is seen by a survey,
- * every ten minutes. Where a survey could not make room up to the mark, the next one comes after
- * ten times as long as it took, or a minute. Only one daemon of a store makes room at a time
- * (fusefs/lease.h); two at once would do no harm but free too much. A model may have a quota of its
- * own, with the same marks. Levels that are kept for a time only (-o keep) go after each survey,
- * whether the store is full or not.
- * Threads: one tends (cg_fs_keep() of fusefs/core.h); any may ask.
+ * every ten minutes. Where a survey could not make room up to the mark or failed, or a model's
+ * quota may be reached, the next one comes after ten times as long as it took, or a minute. Only
+ * one daemon of a store makes room at a time (fusefs/lease.h); two at once would do no harm but
+ * free too much. A model may have a quota of its own, with the same marks. Levels that are kept for
+ * a time only (-o keep) go after each survey, whether the store is full or not. Threads: one tends
+ * (cg_fs_keep() of fusefs/core.h); any may ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
 #define CG_FUSEFS_SPACE_H
@@ -24,7 +24,7 @@ int cg_space_init(cg_fs *fs, const cg_fs_config *config);
 void cg_space_tend(cg_fs *fs);
 /* Whether it is time for cg_space_tend(). now_s: CLOCK_MONOTONIC. */
 bool cg_space_is_due(cg_fs *fs, int64_t now_s);
-/* What the store takes, as far as is known; at most the quota is shown as used. */
+/* What the store takes, at most the quota; before a first survey has told, what its disk says. */
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
 /* The file fd was published by a rename or a link. */
 void cg_space_arrived(cg_fs *fs, int fd);

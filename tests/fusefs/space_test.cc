@@ -398,6 +398,21 @@ class SpaceTest : public testing::Test
         for (const std::string &name : dir.files(CG_STAGING_DIRECTORY))
             use(name, days);
     }
+    static int64_t now_s()
+    {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return now.tv_sec;
+    }
+    // A file of so many bytes, as by a rename through this mount.
+    void publish_here(cg_fs *mount, off_t n_bytes)
+    {
+        dir.write("m/some", cg_test::Bytes());
+        const int fd = openat(dir.fd, "m/some", O_RDWR | O_CLOEXEC);
+        EXPECT_EQ(ftruncate(fd, n_bytes), 0);
+        cg_space_arrived(mount, fd);
+        ::close(fd);
+    }
     void make_context(const char *name, const std::vector<cg_test::Chunk> &chain, int64_t days)
     {
         const std::string at = std::string("m/contexts/") + name;
@@ -602,7 +617,10 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     EXPECT_EQ(fs->rename("m/contexts/f", "m/contexts/c"), 0);
 
     std::filesystem::remove_all(dir.path + "/m/contexts/c");
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s()));
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 61)) << "though nothing was published";
     cg_space_tend(fs->fs);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s() + 61));
     ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0);
     EXPECT_EQ(fs->write(file, next.bytes), 0);
     EXPECT_EQ(fs->close(file), 0);
@@ -742,6 +760,37 @@ TEST_F(SpaceTest, NothingGoesWhileAFolderOfContextsCannotBeRead)
     }
     EXPECT_FALSE(is_all_there()) << "no context can be there";
     fclose(null);
+}
+
+TEST_F(SpaceTest, ASurveyThatFailsRestsAndIsToldOnce)
+{
+    make_context("c", publish(1, 2, 20), 20);
+    open(1 << 20);
+    fs->mkdirs("m/contexts/d/L3");
+    const cg_test::Chunk large =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 5), CG_L3, &profile, 2 << 20);
+    ASSERT_EQ(fs->put("m/contexts/d/L3/00000.kv", large.bytes), 0);
+    const auto n_told = [this] {
+        const std::string log = fs->log();
+        size_t n = 0, at = 0;
+        for (; (at = log.find("looking for what takes", at)) != std::string::npos; at++)
+            n++;
+        return n;
+    };
+    {
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return strcmp(name, "context.json") == 0 ? EIO : 0; });
+        for (int i = 0; i < 3; i++) {
+            cg_space_tend(fs->fs);
+            EXPECT_FALSE(cg_space_is_due(fs->fs, now_s())) << "the quota may be reached";
+            EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 61));
+        }
+        EXPECT_EQ(n_told(), 1u);
+    }
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(n_told(), 2u) << "it works again";
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(n_told(), 2u);
 }
 
 TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
@@ -1328,6 +1377,10 @@ TEST_F(SpaceTest, AModelHasAQuotaOfItsOwn)
     cg_space_tend(small);
     EXPECT_LE(used(), (2u << 20) / 100 * 95);
     EXPECT_GT(used(), 1u << 20) << "not for the other model's sake";
+    EXPECT_FALSE(cg_space_is_due(small, now_s()));
+    publish_here(small, 1 << 20); // of the third model, say
+    EXPECT_FALSE(cg_space_is_due(small, now_s()));
+    EXPECT_TRUE(cg_space_is_due(small, now_s() + 61));
     cg_fs_free(small);
 }
 
@@ -1440,10 +1493,25 @@ TEST_F(SpaceTest, RepairsInTheSameSecondKeepEachOthersQuarantine)
     EXPECT_EQ(dir.files("quarantine").size(), 7u) << "three names of each chunk, and the list";
 }
 
+TEST_F(SpaceTest, UntilASurveyHasToldTheDiskIsShown)
+{
+    struct statvfs disk, shown;
+    publish(1, 2, 0);
+    open(100 << 20);
+    ASSERT_EQ(fstatvfs(dir.fd, &disk), 0);
+    ASSERT_EQ(cg_fs_statfs(fs->fs, &shown), 0);
+    EXPECT_EQ(shown.f_blocks, disk.f_blocks) << "nobody knows what is used of the quota";
+    cg_space_tend(fs->fs);
+    ASSERT_EQ(cg_fs_statfs(fs->fs, &shown), 0);
+    EXPECT_EQ(shown.f_blocks * shown.f_frsize, 100u << 20);
+    EXPECT_LE(shown.f_bfree * shown.f_frsize, (100u << 20) - used());
+}
+
 TEST_F(SpaceTest, AQuotaBeyondTheDiskShowsTheDisk)
 {
     struct statvfs disk, shown;
     open(uint64_t{1} << 60);
+    cg_space_tend(fs->fs);
     ASSERT_EQ(fstatvfs(dir.fd, &disk), 0);
     ASSERT_EQ(cg_fs_statfs(fs->fs, &shown), 0);
     EXPECT_EQ(shown.f_blocks, disk.f_blocks);
