@@ -177,6 +177,11 @@ static cg_status collect(gc *g)
     cg_status status = cg_walk(g->root_fd, visit, unread, g);
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;
+    if (survey.has_unknown) {
+        fprintf(g->out, "a context.json has a lease now: nobody knows what it names, and all "
+                        "objects of its model stay\n");
+        g->n_failed++;
+    }
     for (size_t i = 0; i < survey.n_files; i++)
         sweep(g, &survey, &survey.files[i]);
     cg_survey_free(&survey);

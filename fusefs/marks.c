@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1, KEY_DIGITS = CG_KEY_HEX_BYTES - 1 };
+enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1, ALL_CHUNKS = 1 << 7 /* with a key of zeros */ };
+enum { KEY_DIGITS = CG_KEY_HEX_BYTES - 1 };
 /* Strings of a context.json that look like keys: the fingerprints of model and profile. */
 enum { N_OTHERS = 2 };
 
@@ -78,6 +79,10 @@ cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const c
     scan s = {.marks = marks, .model = model, .n_before = marks->n_items};
     const int fd = cg_view_open_unnoticed(dir_fd, leaf);
     cg_status status = CG_OK;
+    if (fd < 0 && errno == EAGAIN) {
+        marks->has_unknown = true;
+        return cg_marks_add(marks, model, &(cg_key){{0}}, ALL_CHUNKS);
+    }
     if (fd < 0)
         return errno == ENOENT || errno == EACCES || errno == EPERM || errno == ELOOP
                    ? CG_OK
@@ -123,13 +128,20 @@ void cg_marks_sort(cg_marks *marks)
     marks->n_items = n + 1;
 }
 
-uint8_t cg_marks_of(const cg_marks *marks, uint32_t model, const cg_key *key)
+static uint8_t find(const cg_marks *marks, uint32_t model, const cg_key *key)
 {
     const cg_mark wanted = {model, 0, *key};
     const cg_mark *found =
         marks->n_items == 0 ? NULL
                             : bsearch(&wanted, marks->items, marks->n_items, sizeof wanted, by_key);
     return found != NULL ? found->levels : 0;
+}
+
+uint8_t cg_marks_of(const cg_marks *marks, uint32_t model, const cg_key *key)
+{
+    if (marks->has_unknown && (find(marks, model, &(cg_key){{0}}) & ALL_CHUNKS) != 0)
+        return ALL_LEVELS;
+    return find(marks, model, key) & ALL_LEVELS;
 }
 
 void cg_marks_free(cg_marks *marks)

@@ -11,6 +11,7 @@
 #define CG_FUSEFS_MARKS_H
 #include "codec/key.h"
 #include "codec/status.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,7 @@ typedef struct cg_mark {
 typedef struct cg_marks {
     cg_mark *items;
     size_t n_items, max_items;
+    bool has_unknown; /* some model has a context.json that could not be read now */
 } cg_marks;
 
 /* CG_ERR_NO_MEMORY. */
@@ -34,7 +36,9 @@ cg_status cg_marks_add(cg_marks *marks, uint32_t model, const cg_key *key, uint8
 /* Marks what the file leaf in dir_fd, a context.json, names. Every string in it that can be a key
  * is taken for one: too many marks keep what could go, too few would lose something. A key behind
  * which no level is named is marked at all levels. A file that is gone, or not ours to read, names
- * nothing. CG_ERR_...: it cannot be read now, so nobody knows what it names. */
+ * nothing. Where somebody past the mount has a lease on the file (F_SETLEASE, or a client of NFS),
+ * he is told to give it up, but not waited for: all of the model is marked. CG_ERR_...: it cannot
+ * be read now, so nobody knows what it names. */
 cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const char *leaf);
 /* Before the first cg_marks_of(), and after the last addition. */
 void cg_marks_sort(cg_marks *marks);

@@ -90,6 +90,8 @@ static bool make_room(cg_fs *fs, const cg_survey *survey, uint32_t model, uint64
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));
         return false;
     }
+    /* The next survey may know what this one could not read. */
+    fs->space.is_unfinished |= survey->has_unknown && wanted_bytes > 0;
     take_steps(fs, survey, steps, n_steps, wanted_bytes);
     free(steps);
     return n_steps > 0;
@@ -131,6 +133,7 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
      * all. */
     const uint64_t published_bytes = fs->metrics.published_bytes;
     cg_survey_free(survey);
+    cg_staging_make_again(&fs->staging); /* a beat: the store's clock as it is now */
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
     fs->space.survey_ms = (int64_t)((cg_now_ns() - start_ns) / 1000000u);
     if (status == CG_OK) {

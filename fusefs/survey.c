@@ -206,6 +206,7 @@ static cg_status mark(count *w, int dir_fd, const char *path, const struct stat 
 static void take_marks(cg_survey *survey, cg_marks *marks)
 {
     cg_marks_sort(marks);
+    survey->has_unknown = marks->has_unknown;
     for (size_t i = 0; i < survey->n_files; i++) {
         cg_object_file *file = &survey->files[i];
         if (file->n_names_elsewhere == 0 &&

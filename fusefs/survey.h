@@ -47,6 +47,7 @@ typedef struct cg_survey {
     uint64_t *model_bytes; /* on disk; a file that several name counts for one */
     size_t n_models;
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
+    bool has_unknown;    /* a context.json was leased: all objects of its model count as named */
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and

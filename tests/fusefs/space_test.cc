@@ -793,6 +793,36 @@ TEST_F(SpaceTest, ASurveyThatFailsRestsAndIsToldOnce)
     EXPECT_EQ(n_told(), 2u);
 }
 
+// As when somebody past the mount has a lease on it: who opens it would wait.
+TEST_F(SpaceTest, AContextJsonWithALeaseKeepsItsModel)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 20);
+    dir.write("m/contexts/c/context.json", std::string("{}"));
+    open(1 << 20);
+    FILE *null = fopen("/dev/null", "we");
+    ASSERT_NE(null, nullptr);
+    {
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return strcmp(name, "context.json") == 0 ? EAGAIN : 0; });
+        cg_survey survey;
+        ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+        EXPECT_TRUE(survey.has_unknown);
+        cg_survey_free(&survey);
+        cg_space_tend(fs->fs);
+        EXPECT_EQ(cg_gc(dir.path.c_str(), true, true, null), 2);
+        for (const cg_test::Chunk &chunk : chain)
+            EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+        fs->mkdirs("m/contexts/d/L3");
+        cg_fs_file *file;
+        ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0) << "something may go";
+        fs->close(file);
+        EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
+    }
+    fclose(null);
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), (1u << 20) / 100 * 90);
+}
+
 TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
 {
     publish(1, 3, 0);
@@ -1064,7 +1094,11 @@ TEST_F(SpaceTest, AgesAreOfTheStoresClock)
     make_context("kept", kept, 31);
     const bool has_ttl = set_ttl("kept", "30d");
     open(used());
-    set_clock_back(31);
+    const cg_test::OpenHook hook([&](int, const char *name) { // after the beat before a survey
+        if (strcmp(name, "objects") == 0)
+            set_clock_back(31);
+        return 0;
+    });
     cg_space_tend(fs->fs);
     EXPECT_TRUE(dir.has("m/contexts/kept"));
     EXPECT_TRUE(std::any_of(cold.begin(), cold.end(), [this](const cg_test::Chunk &chunk) {
@@ -1077,7 +1111,6 @@ TEST_F(SpaceTest, AgesAreOfTheStoresClock)
     config.keep_s[CG_L2] = 7 * DAY_S;
     cg_fs *keeping = nullptr;
     ASSERT_EQ(cg_fs_new(&config, &keeping), 0);
-    set_clock_back(31);
     cg_space_tend(keeping);
     for (const cg_test::Chunk &chunk : young)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
@@ -1086,6 +1119,21 @@ TEST_F(SpaceTest, AgesAreOfTheStoresClock)
     cg_fs_free(keeping);
     if (!has_ttl)
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+}
+
+// With a long dead_after the last beat may be hours old.
+TEST_F(SpaceTest, TheClockIsReadAnewForEachSurvey)
+{
+    const cg_test::Chunk chunk = publish(1, 1, 8)[0];
+    cg_fs_config config = {};
+    config.store = dir.path.c_str();
+    config.keep_s[CG_L2] = 7 * DAY_S;
+    cg_fs *keeping = nullptr;
+    ASSERT_EQ(cg_fs_new(&config, &keeping), 0);
+    set_clock_back(2);
+    cg_space_tend(keeping);
+    EXPECT_EQ(levels_of(chunk), 4u | 8u);
+    cg_fs_free(keeping);
 }
 
 // A step that was chosen by a survey that is no longer true.
