@@ -171,14 +171,16 @@ int cg_drop(cg_staging *staging, int root_fd, const cg_survey *survey, const cg_
     place p;
     int error = open_place(root_fd, survey, file, &p);
     if (error != 0)
-        return error == ENOENT ? 0 : error;
+        return error == ENOENT ? EALREADY : error;
     const unsigned level = find_as_it_was(&p, &error);
     if (level < CG_N_LEVELS && finest_left < CG_N_LEVELS)
         error = cut(staging, &p, level, finest_left);
     else if (level < CG_N_LEVELS)
         error = unlink_names(&p, CG_N_LEVELS);
     if (error == 0 && finest_left == CG_N_LEVELS)
-        remove_folder(root_fd, survey, &p);
+        remove_folder(root_fd, survey, &p); /* also if it is all that was left to do */
+    if (error == 0 && level == CG_N_LEVELS)
+        error = EALREADY;
     close(p.dir_fd);
     return error;
 }

@@ -20,9 +20,9 @@ extern "C" {
 #endif
 
 /* Cuts the file behind the level finest_left, or removes it (finest_left: CG_N_LEVELS); with the
- * last file of a chunk its folder goes, too. 0 or an errno value. That the names show other files
- * by now is no error: somebody else did the step. ESTALE: the file was used or changed since the
- * survey, or is another one of its number; nothing was done. */
+ * last file of a chunk its folder goes, too. 0 or an errno value. EALREADY: the names are gone or
+ * show other files by now; somebody else did the step, and nothing was done. ESTALE: the file was
+ * used or changed since the survey, or is another one of its number; nothing was done. */
 int cg_drop(cg_staging *staging, int root_fd, const cg_survey *survey, const cg_object_file *file,
             uint8_t finest_left);
 

@@ -28,7 +28,7 @@ static const double QUALITY[CG_N_LEVELS + 1] = {1, 0.98, 0.95, 0.8, 0};
 enum { AHEAD_SECONDS = 3600 };
 
 enum { NONE = CG_N_LEVELS };
-static const uint32_t NO_CHUNK = UINT32_MAX;
+static const uint32_t NO_CHUNK = CG_EVICT_NO_CHUNK;
 static const uint64_t STEP_IS_DONE = UINT64_MAX;
 
 /* What is left of a file. Indices have 32 bits: with a million files each eight bytes here are
@@ -182,6 +182,8 @@ static uint8_t next_level(const chooser *c, uint32_t file)
 {
     /* A bit for each level up to the finest that is left. */
     const uint8_t finer = (uint8_t)((2u << c->left[file].finest) - 1);
+    if (c->policy->takes_no_cuts)
+        return NONE;
     return finest_of(c->survey->files[file].levels & (uint8_t)~finer);
 }
 
@@ -265,7 +267,8 @@ static void take_step(chooser *c, uint32_t file, uint8_t next, cg_eviction *step
 {
     remains *left = &c->left[file];
     const uint64_t bytes_after = bytes_at(c, file, next);
-    *step_out = (cg_eviction){left->bytes - bytes_after, file, next};
+    *step_out = (cg_eviction){left->bytes - bytes_after, file, next, left->chunk,
+                              c->chunks[left->chunk].parent};
     *left = (remains){bytes_after, left->chunk, next};
 }
 
@@ -305,7 +308,7 @@ static void choose(chooser *c, cg_eviction *steps, size_t *n_steps)
     const uint64_t wanted_bytes = c->policy->wanted_bytes;
     const uint32_t model = c->policy->model;
     uint64_t freed_bytes = 0;
-    for (uint32_t i = 0; i < c->survey->n_files; i++) {
+    for (uint32_t i = 0; i < c->survey->n_files && !c->policy->takes_no_cuts; i++) {
         const bool counts = model == CG_EVICT_ALL_MODELS || model == c->survey->files[i].model;
         const uint64_t cut_bytes = cut_by_age(c, i, steps, n_steps);
         freed_bytes += counts ? cut_bytes : 0;

@@ -28,9 +28,11 @@ typedef struct cg_eviction {
     uint64_t freed_bytes; /* about */
     uint32_t file;        /* of the survey */
     uint8_t finest_left;  /* the file is cut behind this level; CG_N_LEVELS: it goes as a whole */
+    uint32_t chunk;       /* a number below n_files, the same at each choice from one survey */
+    uint32_t parent;      /* that of the chunk before it; CG_EVICT_NO_CHUNK: none */
 } cg_eviction;
 
-enum { CG_EVICT_ALL_MODELS = UINT32_MAX };
+enum { CG_EVICT_ALL_MODELS = UINT32_MAX, CG_EVICT_NO_CHUNK = UINT32_MAX };
 
 typedef struct cg_evict_policy {
     int64_t now_s;         /* by the store's clock, as the files' times are */
@@ -39,12 +41,13 @@ typedef struct cg_evict_policy {
     /* [level]: after so many seconds without use nothing finer than this level is kept; 0: no such
      * rule. It never takes the last file of a chunk. */
     int64_t keep_s[CG_N_LEVELS];
+    bool takes_no_cuts; /* whole files only, and nothing by age: a cut needs room for a copy */
 } cg_evict_policy;
 
 /* Chooses the steps that are due by age, and those that free wanted_bytes, or all that there are.
  * At most one step for each file; they are to be done in this order. The caller frees *steps_out
  * with free(). CG_ERR_NO_MEMORY, also of a billion files. It takes 64 bytes of memory for each file
- * of the survey, and 16 for each step; none if the policy wants nothing. */
+ * of the survey, and 24 for each step; none if the policy wants nothing. */
 cg_status cg_evict_choose(const cg_survey *survey, const cg_evict_policy *policy,
                           cg_eviction **steps_out, size_t *n_steps_out);
 

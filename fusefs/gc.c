@@ -163,7 +163,7 @@ static void sweep(gc *g, const cg_survey *survey, const cg_object_file *file)
                             sizeof path) != CG_OK)
         return;
     const int error = g->remove ? cg_drop(&g->staging, g->root_fd, survey, file, CG_N_LEVELS) : 0;
-    if (error == ESTALE) /* somebody has it in use now */
+    if (error == ESTALE || error == EALREADY) /* somebody has it in use, or it is gone */
         return;
     found(g, path, is_readable ? "no context names it" : "its profile is gone", file->used_bytes);
     if (error != 0)

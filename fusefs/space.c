@@ -43,38 +43,87 @@ static bool may_not_go_on(void *fs)
     return !may_go_on(fs);
 }
 
-static void take_steps(cg_fs *fs, const cg_survey *survey, const cg_eviction *steps, size_t n_steps,
-                       uint64_t wanted_bytes)
+/* Making room by one survey. */
+typedef struct room {
+    cg_fs *fs;
+    const cg_survey *survey;
+    cg_evict_policy policy;
+    bool *stays;        /* [n_files] by number: a chunk goes on from this one, and could not go */
+    cg_eviction *whole; /* steps that need no room, chosen when the first cut has none */
+    size_t n_whole, next_whole;
+    size_t n_failed, n_stale;
+    uint64_t freed_bytes;
+    int error;
+} room;
+
+/* Counts what it does. 0 or an errno value. */
+static int take_step(room *r, const cg_eviction *step)
 {
-    size_t n_failed = 0, n_stale = 0;
-    uint64_t freed_bytes = 0;
-    int error = 0;
-    for (size_t i = 0; i < n_steps && may_go_on(fs); i++) {
-        const cg_eviction *step = &steps[i];
-        const int result = cg_drop(&fs->staging, fs->root_fd, survey, &survey->files[step->file],
-                                   step->finest_left);
-        if (result == ESTALE) { /* it was used or changed since the survey: the next one sees it */
-            n_stale++;
-            continue;
-        }
-        if (result != 0) { /* the next survey sees what it left */
-            error = result;
-            n_failed++;
-            continue;
-        }
-        freed_bytes += step->freed_bytes;
-        cg_metrics_add(step->finest_left < CG_N_LEVELS ? &fs->metrics.cut : &fs->metrics.evicted,
-                       1);
+    cg_metrics *metrics = &r->fs->metrics;
+    const bool is_cut = step->finest_left < CG_N_LEVELS;
+    int error = ESTALE;
+    if (is_cut || !r->stays[step->chunk])
+        error = cg_drop(&r->fs->staging, r->fs->root_fd, r->survey, &r->survey->files[step->file],
+                        step->finest_left);
+    if (error == 0) {
+        r->freed_bytes += step->freed_bytes;
+        cg_metrics_add(is_cut ? &metrics->cut : &metrics->evicted, 1);
+    } else if (step->parent != CG_EVICT_NO_CHUNK) {
+        r->stays[step->parent] = true; /* a chain has no hole before what is still there */
     }
+    return error;
+}
+
+/* Whether a file went as a whole, so that there may be room for a copy. */
+static bool free_whole(room *r)
+{
+    if (r->whole == NULL) {
+        cg_evict_policy policy = r->policy;
+        policy.takes_no_cuts = true;
+        policy.wanted_bytes = UINT64_MAX;
+        if (cg_evict_choose(r->survey, &policy, &r->whole, &r->n_whole) != CG_OK)
+            return false;
+    }
+    while (r->next_whole < r->n_whole && may_go_on(r->fs))
+        if (take_step(r, &r->whole[r->next_whole++]) == 0)
+            return true;
+    return false;
+}
+
+static void take_steps(room *r, const cg_eviction *steps, size_t n_steps)
+{
+    const uint64_t wanted_bytes = r->policy.wanted_bytes;
+    for (size_t i = 0; i < n_steps && may_go_on(r->fs); i++) {
+        int error = take_step(r, &steps[i]);
+        /* The disk is full: that is when a cut is of most use, and has no room for its copy. */
+        while (cg_staging_has_no_room(error) && r->freed_bytes < wanted_bytes && free_whole(r))
+            error = take_step(r, &steps[i]);
+        /* The next survey sees what was used or changed since this one, and what errors left. */
+        r->n_stale += error == ESTALE || error == EALREADY;
+        if (error != 0 && error != ESTALE && error != EALREADY) {
+            r->error = error;
+            r->n_failed++;
+        }
+        if (r->next_whole > 0 && r->freed_bytes >= wanted_bytes)
+            break; /* what went as a whole was not among what these steps were to free */
+    }
+}
+
+static void tell_of_steps(const room *r, size_t n_steps)
+{
+    cg_fs *fs = r->fs;
+    const uint64_t freed_bytes = r->freed_bytes;
     cg_metrics_add(&fs->metrics.evicted_bytes, freed_bytes);
-    cg_metrics_add(&fs->metrics.evict_errors, n_failed);
+    cg_metrics_add(&fs->metrics.evict_errors, r->n_failed);
     fs->space.surveyed_bytes -=
         freed_bytes < fs->space.surveyed_bytes ? freed_bytes : fs->space.surveyed_bytes;
-    /* Two who look through a store at once can make all that they read look used to each other. */
-    fs->space.is_unfinished |= n_stale > 0 && freed_bytes < wanted_bytes;
-    if (n_failed > 0)
-        cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", n_failed, n_steps,
-                  strerror(error));
+    /* Two who look through a store at once can make all that they read look used to each other. The
+     * next survey may also know what this one could not read. */
+    fs->space.is_unfinished |=
+        freed_bytes < r->policy.wanted_bytes && (r->n_stale > 0 || r->survey->has_unknown);
+    if (r->n_failed > 0)
+        cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", r->n_failed,
+                  n_steps, strerror(r->error));
 }
 
 /* What is due by age, and wanted_bytes of the model or of all. Whether anything changed. */
@@ -83,17 +132,23 @@ static bool make_room(cg_fs *fs, const cg_survey *survey, uint32_t model, uint64
     cg_eviction *steps;
     size_t n_steps;
     /* The store's clock: ours may be wrong, and the files' times are the store's. */
-    cg_evict_policy policy = {
-        .now_s = cg_staging_now_s(&fs->staging), .wanted_bytes = wanted_bytes, .model = model};
-    memcpy(policy.keep_s, fs->space.keep_s, sizeof policy.keep_s);
-    if (cg_evict_choose(survey, &policy, &steps, &n_steps) != CG_OK) {
+    room r = {.fs = fs,
+              .survey = survey,
+              .policy = {.now_s = cg_staging_now_s(&fs->staging),
+                         .wanted_bytes = wanted_bytes,
+                         .model = model}};
+    memcpy(r.policy.keep_s, fs->space.keep_s, sizeof r.policy.keep_s);
+    const cg_status status = cg_evict_choose(survey, &r.policy, &steps, &n_steps);
+    r.stays = n_steps > 0 ? calloc(survey->n_files, sizeof *r.stays) : NULL;
+    if (status != CG_OK || (n_steps > 0 && r.stays == NULL)) {
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %s", strerror(ENOMEM));
-        return false;
+        n_steps = 0;
     }
-    /* The next survey may know what this one could not read. */
-    fs->space.is_unfinished |= survey->has_unknown && wanted_bytes > 0;
-    take_steps(fs, survey, steps, n_steps, wanted_bytes);
+    take_steps(&r, steps, n_steps);
+    tell_of_steps(&r, n_steps);
     free(steps);
+    free(r.whole);
+    free(r.stays);
     return n_steps > 0;
 }
 

@@ -72,7 +72,7 @@ class Store
         return result;
     }
     std::vector<cg_object_file> files;
-    cg_evict_policy policy = {NOW_S, 0, CG_EVICT_ALL_MODELS, {}};
+    cg_evict_policy policy = {NOW_S, 0, CG_EVICT_ALL_MODELS, {}, false};
 };
 
 TEST(EvictTest, TakesFineLevelsOfColdChunksFirst)
@@ -957,6 +957,20 @@ TEST_F(FullDiskTest, ADaemonThatRunsTakesTheLease)
     EXPECT_FALSE(cg_lease_holds(&own.staging, "evicting"));
 }
 
+TEST_F(FullDiskTest, MakingRoomBeginsWithWholeChunksWhereACutHasNoRoom)
+{
+    open(3 << 20);
+    fill("rest");
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), (3u << 20) / 100 * 90);
+    EXPECT_EQ(metric("evict_errors_total"), 0u);
+    EXPECT_EQ(metric("evictions_total{what=\"file\"}"), 1u) << "then there is room for copies";
+    EXPECT_GT(metric("evictions_total{what=\"finest_levels\"}"), 1u);
+    EXPECT_EQ(levels_of(chain.back()), 0u) << "from the tail";
+    for (size_t i = 0; i + 1 < chain.size(); i++)
+        EXPECT_TRUE(levels_of(chain[i]) & 8u) << i;
+}
+
 TEST_F(FullDiskTest, AStartRemovesFirstWhatAKilledDaemonLeft)
 {
     OwnStaging killed(dir);
@@ -1178,6 +1192,31 @@ TEST_F(SpaceTest, WhatWasUsedOrChangedSinceTheSurveyStays)
                         dir.read(path_of(chunk, level)) == now[path_of(chunk, CG_L1)])
                 << level;
     cg_survey_free(&survey);
+}
+
+// Of one chain the tail is used after the survey, and another is gone by then.
+TEST_F(SpaceTest, WhatLeadsToAChunkThatWasUsedStaysAndWhatIsGoneDoesNotCount)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 20), other = publish(2, 2, 20);
+    open(1 << 10);
+    int n_looks = 0;
+    {
+        // The first look at the lease is to take it, the second comes after the survey.
+        const cg_test::OpenHook hook([&](int, const char *name) {
+            if (strcmp(name, "evicting") == 0 && ++n_looks == 2) {
+                use(path_of(chain[2], CG_L3), 0);
+                std::filesystem::remove_all(
+                    std::filesystem::path(dir.path + "/" + path_of(other[1], CG_L1)).parent_path());
+            }
+            return 0;
+        });
+        cg_space_tend(fs->fs);
+    }
+    ASSERT_GE(n_looks, 2);
+    for (const cg_test::Chunk &chunk : chain)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u) << "a chain has no hole";
+    EXPECT_EQ(metric("evictions_total{what=\"file\"}"), levels_of(other[0]) == 0 ? 1u : 0u);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11)) << "too little went";
 }
 
 // The lease of one was taken away while it works. The other makes the room, and then what was cut
