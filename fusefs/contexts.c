@@ -4,6 +4,7 @@
 #include "fusefs/staging.h"
 #include "fusefs/walk.h"
 #include "iouring/beneath.h"
+#include "iouring/same_file.h"
 #include "iouring/tree.h"
 
 #include <dirent.h>
@@ -108,8 +109,7 @@ static bool is_it(int dir_fd, const char *leaf, int context_fd)
 {
     struct stat there, context;
     return fstatat(dir_fd, leaf, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstat(context_fd, &context) == 0 && there.st_dev == context.st_dev &&
-           there.st_ino == context.st_ino;
+           fstat(context_fd, &context) == 0 && cg_same_file(&there, &context);
 }
 
 /* Of a rename over a folder that is not empty, or over a file. To sshfs it is EPERM, which may mean

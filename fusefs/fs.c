@@ -6,6 +6,7 @@
 #include "iouring/adopted.h"
 #include "iouring/clock.h"
 #include "iouring/layout.h"
+#include "iouring/same_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -163,7 +164,7 @@ static int hold(const cg_fs *fs, int dir_fd, const char *name, const struct stat
     *fd_out = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (*fd_out < 0)
         return errno == ENOENT ? OTHER_FILE : errno;
-    if (fstat(*fd_out, &held) == 0 && held.st_dev == attr->st_dev && held.st_ino == attr->st_ino &&
+    if (fstat(*fd_out, &held) == 0 && cg_same_file(&held, attr) &&
         cg_fs_identity(fs, *fd_out, "") == identity)
         return 0;
     close(*fd_out);

@@ -7,6 +7,7 @@
 #include "fusefs/walk.h"
 #include "iouring/clock.h"
 #include "iouring/layout.h"
+#include "iouring/same_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -155,7 +156,7 @@ static bool is_still(int dir_fd, const char *path, const struct stat *attr)
 {
     struct stat now;
     return fstatat(dir_fd, cg_walk_leaf(path), &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-           now.st_ino == attr->st_ino;
+           cg_same_file(&now, attr);
 }
 
 static int open_quarantine(fsck *f)

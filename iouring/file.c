@@ -2,6 +2,7 @@
 
 #include "iouring/io_steps.h"
 #include "iouring/io_write.h"
+#include "iouring/same_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -379,11 +380,6 @@ static cg_status check_start(int whole_fd, int start_fd)
     return status;
 }
 
-static bool is_same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
 /* Links have these in common, and nobody should find those of one file changed by the other's. */
 static bool same_attributes(const struct stat *a, const struct stat *b)
 {
@@ -410,7 +406,7 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
         status = cg_status_from_errno(errno);
     /* Whoever gave the name to another file meanwhile is right. */
     if (status == CG_OK &&
-        (fstatat(dir_fd, to, &now, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(&to_stat, &now)))
+        (fstatat(dir_fd, to, &now, AT_SYMLINK_NOFOLLOW) != 0 || !cg_same_file(&to_stat, &now)))
         status = CG_ERR_FOREIGN_TOKENS;
     close(to_fd);
     return status;
@@ -427,7 +423,7 @@ cg_status cg_file_share(int dir_fd, const char *from, const char *to)
     if (fstatat(dir_fd, from, &from_stat, AT_SYMLINK_NOFOLLOW) != 0 ||
         fstatat(dir_fd, to, &to_stat, AT_SYMLINK_NOFOLLOW) != 0)
         return cg_status_from_errno(errno);
-    if (is_same_file(&from_stat, &to_stat))
+    if (cg_same_file(&from_stat, &to_stat))
         return CG_OK;
     if (!same_attributes(&from_stat, &to_stat)) /* before the directory is touched */
         return CG_ERR_PERMISSION;

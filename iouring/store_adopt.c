@@ -3,6 +3,7 @@
 #include "iouring/adopted.h"
 #include "iouring/beneath.h"
 #include "iouring/file.h"
+#include "iouring/same_file.h"
 #include "iouring/store_internal.h"
 
 #include <dirent.h>
@@ -87,15 +88,14 @@ static bool is_one_file(int root_fd, const char *path, const char *other)
 {
     struct stat a, b;
     return fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+           fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) == 0 && cg_same_file(&a, &b);
 }
 
 static bool is_file(int root_fd, const char *path, int fd)
 {
     struct stat a, b;
     return fstat(fd, &a) == 0 && fstatat(root_fd, path, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+           cg_same_file(&a, &b);
 }
 
 /* cg_file_install() into the folder of `to`. A link belongs to the owner of `from`; a copy is new.
@@ -280,8 +280,7 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     const int fd = cg_file_open(root_fd, from.at, &status);
     if (fd < 0)
         goto done;
-    if (held != NULL &&
-        (fstat(fd, &s) != 0 || s.st_dev != held->st_dev || s.st_ino != held->st_ino))
+    if (held != NULL && (fstat(fd, &s) != 0 || !cg_same_file(&s, held)))
         status = CG_ERR_NOT_FOUND;
     else
         status = check_profile(&a, fd, &fingerprint);

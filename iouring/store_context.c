@@ -8,6 +8,7 @@
 #include "codec/cursor.h"
 #include "iouring/beneath.h"
 #include "iouring/file.h"
+#include "iouring/same_file.h"
 #include "iouring/store_internal.h"
 
 #include <dirent.h>
@@ -219,7 +220,7 @@ static presence file_presence(int dir_fd, const char *path, const char *wanted)
         return errno == ENOENT ? ABSENT : OTHER;
     if (fstatat(dir_fd, wanted, &b, AT_SYMLINK_NOFOLLOW) != 0 || a.st_size != b.st_size)
         return OTHER;
-    if (a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+    if (cg_same_file(&a, &b))
         return SAME;
     if (cg_file_read(dir_fd, path, SIZE_MAX / 2, &a_bytes, &a_size) == CG_OK &&
         cg_file_read(dir_fd, wanted, SIZE_MAX / 2, &b_bytes, &b_size) == CG_OK &&

@@ -1,6 +1,7 @@
 /* Publishing: a chunk, and names of its coarser levels; replacing what is damaged. */
 #include "iouring/file.h"
 #include "iouring/io_write.h"
+#include "iouring/same_file.h"
 #include "iouring/store_internal.h"
 
 #include <errno.h>
@@ -165,7 +166,7 @@ static bool are_one_file(int root_fd, const char *path, const char *other)
     if (fstatat(root_fd, path, &a, AT_SYMLINK_NOFOLLOW) != 0 ||
         fstatat(root_fd, other, &b, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
-    if (a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+    if (cg_same_file(&a, &b))
         return true;
     return cg_file_read_start(root_fd, path, a_start, sizeof a_start, NULL) == CG_OK &&
            cg_file_read_start(root_fd, other, b_start, sizeof b_start, NULL) == CG_OK &&
