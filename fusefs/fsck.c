@@ -29,8 +29,8 @@ typedef struct fsck {
     ino_t *whole;
     size_t n_whole, n_places;
     int64_t now_s;
-    uint64_t start_ns;
-    unsigned n_moved; /* to the quarantine, for their names there */
+    uint64_t start_ns; /* later than the start: cg_fsck_wait_ns() */
+    unsigned n_moved;  /* to the quarantine, for their names there */
 } fsck;
 
 static void report(const fsck *f, const char *path, const char *what)
@@ -48,18 +48,26 @@ static void fail(fsck *f, const char *path, const char *what, int error)
 
 /* ---- the rate ---- */
 
-/* Until what was read is no more than the rate allows. True: the check is to end. */
-static bool is_over(const fsck *f)
+uint64_t cg_fsck_wait_ns(uint64_t *start_ns, uint64_t now_ns, uint64_t read_bytes,
+                         uint64_t bytes_per_s)
+{
+    const uint64_t due_ns = *start_ns + (uint64_t)((double)read_bytes * 1e9 / (double)bytes_per_s);
+    if (now_ns > due_ns + CG_SECOND_NS) /* time in which the disk was busy is no credit */
+        *start_ns += now_ns - due_ns - CG_SECOND_NS;
+    return due_ns > now_ns ? due_ns - now_ns : 0;
+}
+
+/* Waits until what was read is no more than the rate allows. True: the check is to end. */
+static bool is_over(fsck *f)
 {
     const cg_fsck_config *c = f->config;
     if (c->wait == NULL)
         return false;
     if (c->bytes_per_s == 0)
         return c->wait(c->user, 0, &f->result);
-    const double due_ns = (double)f->result.read_bytes * 1e9 / (double)c->bytes_per_s;
-    const uint64_t passed_ns = cg_now_ns() - f->start_ns;
-    return c->wait(c->user, due_ns > (double)passed_ns ? (uint64_t)due_ns - passed_ns : 0,
-                   &f->result);
+    const uint64_t ns =
+        cg_fsck_wait_ns(&f->start_ns, cg_now_ns(), f->result.read_bytes, c->bytes_per_s);
+    return c->wait(c->user, ns, &f->result);
 }
 
 /* ---- what is known ---- */

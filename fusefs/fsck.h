@@ -27,7 +27,7 @@ struct cg_fsck_result;
 typedef struct cg_fsck_config {
     int root_fd;
     cg_staging *staging;  /* NULL: nothing is repaired */
-    uint64_t bytes_per_s; /* of files that are read; 0: as fast as it goes */
+    uint64_t bytes_per_s; /* of files that are read, at most; 0: as fast as it goes */
     /* Called before each name. Waits at most ns (0: not at all); true ends the check. NULL: nothing
      * waits and nothing ends it. */
     bool (*wait)(void *user, uint64_t ns, const struct cg_fsck_result *so_far);
@@ -46,6 +46,12 @@ typedef struct cg_fsck_result {
 
 /* CG_ERR_CANCELLED: wait said so. CG_ERR_...: the root cannot be read. */
 cg_status cg_fsck_run(const cg_fsck_config *config, cg_fsck_result *result_out);
+
+/* How long to wait until read_bytes are no more than bytes_per_s allows since *start_ns. Where less
+ * was read than that, as on a busy disk, *start_ns moves on: at most a second of it can be made up
+ * for, so that the rate is a limit and not an average. */
+uint64_t cg_fsck_wait_ns(uint64_t *start_ns, uint64_t now_ns, uint64_t read_bytes,
+                         uint64_t bytes_per_s);
 
 /* The command. Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1
  * something was not (and is repaired, if asked for), 2 something could not be read or repaired. */

@@ -1512,6 +1512,19 @@ TEST_F(SpaceTest, AScrubberKeepsItsRateAndEndsWithTheMount)
     EXPECT_GT(waits.asked_ns, PAYLOAD / 1000 * 1'000'000'000ull);
 }
 
+TEST(FsckTest, ARateIsALimitAndNoAverage)
+{
+    constexpr uint64_t S = 1'000'000'000;
+    uint64_t start_ns = 5 * S;
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 5 * S, 3000, 1000), 3 * S);
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 8 * S + S / 2, 3000, 1000), 0u);
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 8 * S + S / 2, 5000, 1000), S + S / 2) << "a little late";
+    // Hours in which a busy disk gave less than that.
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 7200 * S, 6000, 1000), 0u);
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 7200 * S, 10000, 1000), 3 * S);
+    EXPECT_EQ(cg_fsck_wait_ns(&start_ns, 7203 * S, 10000, 1000), 0u);
+}
+
 // As the next file may be whole that gets the number of one that was damaged and is gone.
 TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
 {
