@@ -5,7 +5,6 @@
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -248,31 +247,45 @@ static cg_status unread(void *user, const char *path, int error)
 
 static int by_ino(const void *a, const void *b)
 {
-    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
-    return x < y ? -1 : x > y;
+    const space *x = a, *y = b;
+    return x->ino < y->ino ? -1 : x->ino > y->ino;
 }
 
-/* What all files take, those with several names once. Objects' files are told by their numbers:
- * how many names a file has may change while they are met. */
+static int by_ino_and_model(const void *a, const void *b)
+{
+    const space *x = a, *y = b;
+    const int order = by_ino(a, b);
+    return order != 0 ? order : x->model < y->model ? -1 : x->model > y->model;
+}
+
+/* Adds each file of spaces, which may be there several times, once. Not those of counted. */
+static void add_spaces(cg_survey *survey, space *spaces, size_t n, const space *counted,
+                       size_t n_counted)
+{
+    if (n == 0)
+        return;
+    qsort(spaces, n, sizeof *spaces, by_ino_and_model);
+    for (size_t i = 0; i < n; i++)
+        if ((i == 0 || spaces[i].ino != spaces[i - 1].ino) &&
+            (n_counted == 0 ||
+             bsearch(&spaces[i], counted, n_counted, sizeof *counted, by_ino) == NULL))
+            add_space(survey, spaces[i].model, spaces[i].used_bytes);
+}
+
+/* What all files take, those with several names once. Files are told by their numbers: how many
+ * names one has may change while they are met. An object's file may have been met in several
+ * models, too, as after `cp -al`. */
 static cg_status add_up(space *spaces, size_t n, cg_survey *survey)
 {
-    _Static_assert(offsetof(space, ino) == 0, "by_ino() sorts spaces, too");
-    ino_t *objects = malloc((survey->n_files + 1) * sizeof *objects);
+    space *objects = malloc((survey->n_files + 1) * sizeof *objects);
     if (objects == NULL)
         return CG_ERR_NO_MEMORY;
     for (size_t i = 0; i < survey->n_files; i++) {
-        objects[i] = survey->files[i].ino;
-        add_space(survey, survey->files[i].model, survey->files[i].used_bytes);
+        const cg_object_file *file = &survey->files[i];
+        objects[i] = (space){file->ino, file->model, file->used_bytes};
     }
-    qsort(objects, survey->n_files, sizeof *objects, by_ino);
-    if (n > 0)
-        qsort(spaces, n, sizeof *spaces, by_ino);
-    for (size_t i = 0; i < n; i++) {
-        if ((i > 0 && spaces[i].ino == spaces[i - 1].ino) ||
-            bsearch(&spaces[i].ino, objects, survey->n_files, sizeof *objects, by_ino) != NULL)
-            continue;
-        add_space(survey, spaces[i].model, spaces[i].used_bytes);
-    }
+    add_spaces(survey, objects, survey->n_files, NULL, 0);
+    add_spaces(survey, spaces, n, objects, survey->n_files);
     free(objects);
     return CG_OK;
 }

@@ -19,7 +19,8 @@
 extern "C" {
 #endif
 
-/* A file under objects/. It has a name for each of its levels. */
+/* A file under objects/. It has a name for each of its levels. One that lies in two models, as
+ * after `cp -al`, is there for each of them. */
 typedef struct cg_object_file {
     cg_key key, parent; /* of the chunk, and of the one before it in its prompt */
     cg_fingerprint profile;
@@ -43,8 +44,10 @@ typedef struct cg_object_file {
 typedef struct cg_survey {
     cg_object_file *files;
     size_t n_files;
-    char **models;         /* names of all folders in the root */
-    uint64_t *model_bytes; /* on disk; a file that several name counts for one */
+    char **models; /* names of all folders in the root */
+    /* On disk. A file with names in several models counts for one: of those in which it is an
+     * object's, or of all if it is none, for the one that was walked first. */
+    uint64_t *model_bytes;
     size_t n_models;
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
     bool has_unknown;    /* a context.json was leased: all objects of its model count as named */
@@ -53,7 +56,7 @@ typedef struct cg_survey {
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
  * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root, a
  * folder of contexts or a context.json cannot be read. After an error *survey_out is empty. It
- * takes about 170 bytes of memory for each file of an object, and 24 for each other name of a file
+ * takes about 200 bytes of memory for each file of an object, and 24 for each other name of a file
  * with several and for each chunk that a context.json names. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);

@@ -496,6 +496,41 @@ TEST_F(SpaceTest, ASurveyCountsAFileOnceThatLosesItsNames)
     }
 }
 
+// As `cp -al` makes it.
+TEST_F(SpaceTest, ACopyOfAModelByLinksTakesItsFoldersOnly)
+{
+    namespace fs = std::filesystem;
+    make_context("c", publish(1, 2, 0), 0);
+    const uint64_t alone = used();
+    uint64_t folders = 0;
+    for (const fs::directory_entry &entry : fs::recursive_directory_iterator(dir.path + "/m"))
+        if (entry.is_directory())
+            fs::create_directories(dir.path + "/m.bak" +
+                                   entry.path().string().substr(dir.path.size() + 2));
+        else
+            fs::create_hard_link(entry.path(),
+                                 dir.path + "/m.bak" +
+                                     entry.path().string().substr(dir.path.size() + 2));
+    const auto count = [&](const fs::path &folder) {
+        struct stat attr;
+        ASSERT_EQ(stat(folder.c_str(), &attr), 0);
+        folders += static_cast<uint64_t>(attr.st_blocks) * 512;
+    };
+    count(dir.path + "/m.bak");
+    for (const fs::directory_entry &entry : fs::recursive_directory_iterator(dir.path + "/m.bak"))
+        if (entry.is_directory())
+            count(entry.path());
+    cg_survey survey;
+    ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+    EXPECT_EQ(survey.n_files, 4u);
+    EXPECT_EQ(survey.used_bytes, alone + folders);
+    ASSERT_EQ(survey.n_models, 2u);
+    EXPECT_EQ(survey.model_bytes[0] + survey.model_bytes[1], survey.used_bytes);
+    EXPECT_EQ(std::min(survey.model_bytes[0], survey.model_bytes[1]), folders)
+        << "all files count for one of the two";
+    cg_survey_free(&survey);
+}
+
 TEST_F(SpaceTest, MakesRoomFromWhatIsCold)
 {
     const std::vector<cg_test::Chunk> hot = publish(1, 3, 0), cold = publish(2, 6, 20);
