@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t AGAIN_NS = UINT64_C(3600) * 1000000000;
+static const uint64_t AGAIN_NS = UINT64_C(1000000000) * CG_STORE_TOUCH_SECONDS;
 static const uint64_t LATER_NS = 2000000000; /* loads come in bursts: after this one */
 static const uint64_t GRACE_NS = 200000000;  /* for what is left when the connector closes */
 

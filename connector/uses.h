@@ -3,12 +3,11 @@
  * A daemon gives up first what was not used for long, and goes by each file's time of access. It
  * sees what is opened through its mount. Of a connector that reads the store itself it sees only
  * what the kernel notes: once a day, nothing on a store that is mounted noatime, and little on most
- * network file systems. So such a connector sets the time itself (cg_store_touch()), of a file at
- * most once an hour. A thread of its own does that, some time after the reads, so that no load
- * waits for it; whatever is left is written when the connector closes. It is a hint: what cannot
- * be told is left out.
- * The memory is bounded: places of a hash table, of which a new object may take an older one's.
- * Threads: the runtime's lock guards it all.
+ * network file systems. So such a connector sets the time itself (cg_store_touch()), of a file
+ * every five minutes at most. A thread of its own does that, some time after the reads, so that no
+ * load waits for it; whatever is left is written when the connector closes. It is a hint: what
+ * cannot be told is left out. The memory is bounded: places of a hash table, of which a new object
+ * may take an older one's. Threads: the runtime's lock guards it all.
  */
 #ifndef CG_CONNECTOR_USES_H
 #define CG_CONNECTOR_USES_H
@@ -36,7 +35,7 @@ typedef struct cg_uses {
 } cg_uses;
 
 /* Notes that the file with the name of this key and level was read, unless that was noted in the
- * last hour, or too many wait. True: it is the first that waits. */
+ * last five minutes, or too many wait. True: it is the first that waits. */
 bool cg_uses_note(cg_uses *uses, const cg_key *key, cg_level level, uint64_t now_ns);
 /* Takes the oldest that waits. False: none does. */
 bool cg_uses_take(cg_uses *uses, cg_use *use_out);

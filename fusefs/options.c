@@ -3,6 +3,7 @@
 #include "fusefs/contexts.h"
 #include "fusefs/mountpoint.h"
 #include "fusefs/staging.h"
+#include "iouring/store.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -37,6 +38,8 @@ enum {
 };
 
 enum { MIN_QUOTA_BYTES = 1 << 20, MIN_DEAD_AFTER_S = 6, STORE_TIMEOUT_S = 120, DAY_S = 24 * 3600 };
+/* What is used all the time must never seem older. */
+enum { MIN_KEEP_S = 2 * CG_STORE_TOUCH_SECONDS };
 
 /* clang-format off */
 #define FLAG(text, member) {text, offsetof(parsed, member), 1}
@@ -181,10 +184,20 @@ static bool is_rule(const char *text)
 /* "L2:7d". A comma begins the next option: of keep=L2:7d,L3:90d the second rule comes alone. */
 static bool parse_keep(const char *text, const char *rule, int64_t keep_s[CG_N_LEVELS])
 {
-    if (is_rule(rule) && cg_context_parse_time(rule + 3, strlen(rule + 3), &keep_s[rule[1] - '0']))
-        return true;
-    fprintf(stderr, "cachegenfs: %s: a level and a time are wanted, such as L2:7d\n", text);
-    return false;
+    int64_t time_s;
+    if (!is_rule(rule) || !cg_context_parse_time(rule + 3, strlen(rule + 3), &time_s)) {
+        fprintf(stderr, "cachegenfs: %s: a level and a time are wanted, such as L2:7d\n", text);
+        return false;
+    }
+    if (time_s < MIN_KEEP_S) {
+        fprintf(stderr,
+                "cachegenfs: %s: a time of %d minutes and more is wanted: uses are noted "
+                "every %d minutes\n",
+                text, MIN_KEEP_S / 60, CG_STORE_TOUCH_SECONDS / 60);
+        return false;
+    }
+    keep_s[rule[1] - '0'] = time_s;
+    return true;
 }
 
 /* Below a few seconds a busy host would be dead. */

@@ -29,8 +29,9 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
 /* The file fd was published by a rename or a link. */
 void cg_space_arrived(cg_fs *fs, int fd);
 /* Notes that a published file was read: that keeps it. The note is the file's time of
- * access, so that all hosts and the next daemon see it. It is set at most once an hour, and also
- * where the store is mounted noatime. A mount without a quota and without -o keep notes nothing. */
+ * access, so that all hosts and the next daemon see it. It is set every five minutes at most, and
+ * also where the store is mounted noatime. A mount without a quota and without -o keep notes
+ * nothing. */
 void cg_space_touch(cg_fs *fs, int fd);
 /* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
 int cg_space_check(cg_fs *fs);

@@ -17,7 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TOUCH_SECONDS = 3600 };
+/* Who touches every CG_STORE_TOUCH_SECONDS may come a little early, by the clock of the file. A
+ * time a little ahead is another host's, whose clock differs; were it set back, the two would take
+ * turns. */
+enum { TOUCH_SECONDS = CG_STORE_TOUCH_SECONDS - 15, AHEAD_SECONDS = 3600 };
 static const uint64_t NEAR_NS = 1000000; /* sooner than this no network answers */
 
 static cg_status make_folders(int root_fd, const char *model)
@@ -240,7 +243,7 @@ cg_status cg_store_touch_file(int dir_fd, const char *path)
         return CG_ERR_INVALID_ARGUMENT;
     /* A time to come, of a clock that was wrong, would keep the file until then. */
     const int64_t age_s = time(NULL) - s.st_atim.tv_sec;
-    if (age_s >= -TOUCH_SECONDS && age_s <= TOUCH_SECONDS)
+    if (age_s >= -AHEAD_SECONDS && age_s < TOUCH_SECONDS)
         return CG_OK;
     /* The other time as it was, and not UTIME_OMIT, which sshfs takes for now. */
     const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, s.st_mtim};

@@ -110,12 +110,13 @@ bool cg_store_is_of_type(const cg_store *store, const char *type);
 /* Whether a reader of objects should tell that it used them (cg_store_touch()): not where a mount
  * of cachegenfs, on this host or further away, sees each file that is opened. */
 bool cg_store_wants_touches(const cg_store *store);
+enum { CG_STORE_TOUCH_SECONDS = 300 };
 /* Notes that an object was used: what is not used goes first when a daemon makes room. The note is
  * its file's time of access, which all hosts and later daemons see. So it has one size for ever,
- * takes no room of its own, and goes with the file. It is set unless it is less than an hour old,
- * or as little ahead; the time of modification stays. Blocks for two questions to the store.
- * CG_ERR_PERMISSION: the file is another user's, and this is not root. CG_ERR_INVALID_ARGUMENT: it
- * is no regular file. */
+ * takes no room of its own, and goes with the file. It is set about every CG_STORE_TOUCH_SECONDS:
+ * not while it is younger, or less than an hour ahead. The time of modification stays. Blocks for
+ * two questions to the store. CG_ERR_PERMISSION: the file is another user's, and this is not root.
+ * CG_ERR_INVALID_ARGUMENT: it is no regular file. */
 cg_status cg_store_touch(const cg_store *store, const cg_key *key, cg_level level,
                          const cg_fingerprint *profile);
 /* The same for the file path below the directory dir_fd, or with "" for the open file dir_fd. */

@@ -2,6 +2,7 @@
 #include "connector/clock.h"
 #include "connector/plan.h"
 #include "connector/uses.h"
+#include "iouring/store.h"
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
 #include "tests/connector/watch.h"
@@ -131,9 +132,9 @@ TEST_P(LoadTest, WhatIsLoadedFromTheStoreItselfCountsAsUsed)
         }
 }
 
-TEST(UsesTest, NotesAnObjectOnceAnHourAndNoMoreThanThereIsRoomFor)
+TEST(UsesTest, NotesAnObjectOnceInAWhileAndNoMoreThanThereIsRoomFor)
 {
-    constexpr uint64_t HOUR_NS = UINT64_C(3600) * 1000000000;
+    constexpr uint64_t AGAIN_NS = UINT64_C(1000000000) * CG_STORE_TOUCH_SECONDS;
     const auto uses = std::make_unique<cg_uses>();
     const auto key_of = [](uint64_t number) {
         cg_key key = {};
@@ -154,19 +155,19 @@ TEST(UsesTest, NotesAnObjectOnceAnHourAndNoMoreThanThereIsRoomFor)
     EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L1, 2)) << "noted already";
     EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L2, 2)) << "one waits before it";
     EXPECT_EQ(take_all(), (std::vector<uint64_t>{1, 1}));
-    EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L1, HOUR_NS)) << "told less than an hour ago";
-    EXPECT_TRUE(cg_uses_note(uses.get(), &one, CG_L1, HOUR_NS + 1));
-    EXPECT_FALSE(cg_uses_note(uses.get(), &same_place, CG_L1, HOUR_NS + 1));
+    EXPECT_FALSE(cg_uses_note(uses.get(), &one, CG_L1, AGAIN_NS)) << "told a while ago";
+    EXPECT_TRUE(cg_uses_note(uses.get(), &one, CG_L1, AGAIN_NS + 1));
+    EXPECT_FALSE(cg_uses_note(uses.get(), &same_place, CG_L1, AGAIN_NS + 1));
     EXPECT_EQ(take_all(), std::vector<uint64_t>{1 + CG_USES}) << "once";
     for (uint64_t number = 0; number < 3 * CG_USES; number++) {
         const cg_key key = key_of(number);
-        cg_uses_note(uses.get(), &key, CG_L3, 2 * HOUR_NS);
+        cg_uses_note(uses.get(), &key, CG_L3, 2 * AGAIN_NS);
     }
     const std::vector<uint64_t> first = take_all();
     EXPECT_EQ(first.size(), static_cast<size_t>(CG_USES_WAITING));
     EXPECT_EQ(first.back(), static_cast<uint64_t>(CG_USES_WAITING - 1));
     const cg_key left_out = key_of(CG_USES_WAITING);
-    EXPECT_TRUE(cg_uses_note(uses.get(), &left_out, CG_L3, 2 * HOUR_NS)) << "it was not noted";
+    EXPECT_TRUE(cg_uses_note(uses.get(), &left_out, CG_L3, 2 * AGAIN_NS)) << "it was not noted";
 }
 
 TEST_P(LoadTest, ChunksMayBeSmallerThanBlocksAndLargerThanThePrompt)

@@ -28,13 +28,14 @@ class Fs
 {
   public:
     explicit Fs(const std::string &store, bool read_only = false, uint64_t quota_bytes = 0,
-                uint64_t max_user_files = 0)
+                uint64_t max_user_files = 0, int64_t keep_l2_s = 0)
     {
         cg_fs_config config = {};
         config.store = store.c_str();
         config.read_only = read_only;
         config.quota_bytes = quota_bytes;
         config.max_user_files = max_user_files;
+        config.keep_s[CG_L2] = keep_l2_s;
         config.config_text = "a = b\n";
         config.log = [](void *self, cg_log_level, const char *line) {
             const std::lock_guard<std::mutex> hold(static_cast<Fs *>(self)->lock_);

@@ -13,6 +13,11 @@ for bad in keep=7d keep=L4:7d keep=L0:7d keep=L2 keep=L2:0 keep=L2:7d,L3:soon mo
         sh "$cachegenfs" "$store" "$mnt" "$bad"
 done
 
+for bad in keep=L2:599s keep=L1:7d,L3:9m; do
+    check "$bad is refused" sh -c 'timeout 20 "$1" "$2" "$3" -f -o "$4" 2>&1 | grep -q "10 minutes and more"' \
+        sh "$cachegenfs" "$store" "$mnt" "$bad"
+done
+
 # Pins and times to live, which copies carry.
 attribute() { python3 -c 'import os, sys; print(os.getxattr(sys.argv[1], "user.cachegen." + sys.argv[2]).decode())' "$@"; }
 set_attribute() { python3 -c 'import os, sys; os.setxattr(sys.argv[1], "user.cachegen." + sys.argv[2], sys.argv[3].encode())' "$@"; }

@@ -1523,6 +1523,23 @@ TEST_F(SpaceTest, LevelsGoByAgeWithoutAQuota)
     cg_fs_free(keeping);
 }
 
+TEST_F(SpaceTest, WhatIsUsedAllTheTimeOutlivesAShortTimeToKeep)
+{
+    const cg_test::Chunk used = publish(1, 1, 0)[0], unused = publish(2, 1, 0)[0];
+    for (const cg_test::Chunk &chunk : {used, unused}) {
+        struct timespec times[2] = {};
+        times[0].tv_sec = times[1].tv_sec = time(nullptr) - 40 * 60;
+        ASSERT_EQ(utimensat(dir.fd, path_of(chunk, CG_L1).c_str(), times, 0), 0);
+    }
+    fs = std::make_unique<cg_test::Fs>(dir.path, false, 0, 0, 30 * 60);
+    cg_fs_file *file;
+    ASSERT_EQ(fs->open(path_of(used, CG_L1), O_RDONLY, &file), 0);
+    EXPECT_EQ(fs->close(file), 0);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(levels_of(used), 2u | 4u | 8u);
+    EXPECT_EQ(levels_of(unused), 4u | 8u);
+}
+
 TEST_F(SpaceTest, AScrubberKeepsItsRateAndEndsWithTheMount)
 {
     publish(1, 3, 0);
