@@ -325,9 +325,10 @@ static cg_status check_together(const cg_config *config, const cg_sentence *erro
     if (config->model == NULL)
         return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
                                "\"model\" is missing: the name of the model's folder in the store");
-    if (!cg_tree_name_is_valid(config->model))
-        return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
-                               "\"model\" must be a folder's name without '/'");
+    if (!cg_tree_model_is_valid(config->model))
+        return cg_sentence_say(
+            error, CG_ERR_INVALID_ARGUMENT,
+            "\"model\" must be a folder's name without '/', and not \"" CG_TREE_QUARANTINE "\"");
     if (config->chunk_tokens % config->tail_multiple != 0)
         return cg_sentence_say(error, CG_ERR_INVALID_ARGUMENT,
                                "\"tail_multiple\" must divide \"chunk_tokens\"");

@@ -190,6 +190,8 @@ static cg_status visit_context(expiry *e, int dir_fd, const char *leaf)
 static cg_status visit_model(expiry *e, int root_fd, const char *model)
 {
     char path[CG_TREE_NAME_BYTES + sizeof "/contexts"];
+    if (!cg_tree_model_is_valid(model))
+        return CG_OK;
     snprintf(path, sizeof path, "%s/contexts", model);
     const int fd = cg_beneath_open(root_fd, path, O_RDONLY | O_DIRECTORY);
     return fd >= 0 ? for_each_folder(e, fd, visit_context) : CG_OK;

@@ -171,9 +171,9 @@ static int open_quarantine(fsck *f)
 {
     if (f->quarantine_fd >= 0)
         return 0;
-    if (mkdirat(f->config->root_fd, CG_FSCK_QUARANTINE, 0700) != 0 && errno != EEXIST)
+    if (mkdirat(f->config->root_fd, CG_TREE_QUARANTINE, 0700) != 0 && errno != EEXIST)
         return errno;
-    f->quarantine_fd = openat(f->config->root_fd, CG_FSCK_QUARANTINE,
+    f->quarantine_fd = openat(f->config->root_fd, CG_TREE_QUARANTINE,
                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     return f->quarantine_fd < 0 ? errno : 0;
 }
@@ -258,10 +258,10 @@ static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct s
     if (error == ENOENT) /* another one has repaired it, or published it again */
         return;
     if (error != 0)
-        fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " CG_FSCK_QUARANTINE, error);
+        fail(f, path, keeps ? "cannot be cut" : "cannot be moved to " CG_TREE_QUARANTINE, error);
     else
         report(f, path,
-               keeps ? "cut behind the levels that are whole" : "moved to " CG_FSCK_QUARANTINE);
+               keeps ? "cut behind the levels that are whole" : "moved to " CG_TREE_QUARANTINE);
 }
 
 static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name *name)

@@ -19,8 +19,6 @@
 extern "C" {
 #endif
 
-#define CG_FSCK_QUARANTINE "quarantine"
-
 typedef struct cg_staging cg_staging; /* fusefs/staging.h */
 struct cg_fsck_result;
 

@@ -112,7 +112,7 @@ static bool is_kept(void *user, const char *line)
     if (line[n_name] == '\0' || strncmp(line + n_name + 1, w->path, n_path) != 0 ||
         line[n_name + 1 + n_path] != '\t')
         return false;
-    snprintf(kept, sizeof kept, CG_FSCK_QUARANTINE "/%.*s", (int)n_name, line);
+    snprintf(kept, sizeof kept, CG_TREE_QUARANTINE "/%.*s", (int)n_name, line);
     return fstatat(w->root_fd, kept, &attr, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
@@ -130,7 +130,7 @@ static bool may_come_back(const gc *g, const char *model, const cg_fingerprint *
     return (cg_tree_model_file_path(model, "profiles/default", by_default, sizeof by_default) ==
                 CG_OK &&
             has_line(g->root_fd, by_default, is_fingerprint, &w)) ||
-           has_line(g->root_fd, CG_FSCK_QUARANTINE "/list", is_kept, &w);
+           has_line(g->root_fd, CG_TREE_QUARANTINE "/list", is_kept, &w);
 }
 
 /* Whether the model has the profile of a lossy file. What we cannot find out counts as there. */

@@ -51,7 +51,7 @@ static bool is_ours(const char *path)
     if (name.kind != CG_TREE_ORDINARY)
         return true;
     snprintf(model, sizeof model, "%.*s", (int)(rest - path), path);
-    return cg_tree_name_is_valid(model) &&
+    return cg_tree_model_is_valid(model) &&
            (strcmp(rest, "/model.json") == 0 || strcmp(rest, "/profiles/default") == 0);
 }
 

@@ -160,7 +160,7 @@ static bool parse_model_quota(const char *text, cg_options *options)
     const size_t n = colon != NULL ? (size_t)(colon - name) : 0;
     if (n < sizeof quota.model)
         memcpy(quota.model, name, n);
-    if (n >= sizeof quota.model || !cg_tree_name_is_valid(quota.model)) {
+    if (n >= sizeof quota.model || !cg_tree_model_is_valid(quota.model)) {
         fprintf(stderr, "cachegenfs: %s: a model and a size are wanted, such as llama:100G\n",
                 text);
         return false;

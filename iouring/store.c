@@ -48,7 +48,7 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
     struct statfs fs;
     cg_status status = CG_ERR_NO_MEMORY;
     *store_out = NULL;
-    if (!cg_tree_name_is_valid(model))
+    if (!cg_tree_model_is_valid(model))
         return CG_ERR_INVALID_ARGUMENT;
     cg_store *store = calloc(1, sizeof *store);
     if (store == NULL)

@@ -522,7 +522,7 @@ static cg_status visit_model(adoption *a, const char *path)
 {
     char contexts[CG_TREE_PATH_BYTES];
     snprintf(contexts, sizeof contexts, "%.*s/contexts", CG_TREE_NAME_BYTES, path);
-    return cg_tree_name_is_valid(path) ? for_each(a, contexts, visit_context) : CG_OK;
+    return cg_tree_model_is_valid(path) ? for_each(a, contexts, visit_context) : CG_OK;
 }
 
 cg_status cg_store_adopt_new(int root_fd, const cg_store_hook *hook, int64_t now_s,

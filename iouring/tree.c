@@ -31,6 +31,11 @@ bool cg_tree_name_is_valid(const char *text)
     return name_is_valid(text, strnlen(text, CG_TREE_NAME_BYTES));
 }
 
+bool cg_tree_model_is_valid(const char *text)
+{
+    return cg_tree_name_is_valid(text) && strcmp(text, CG_TREE_QUARANTINE) != 0;
+}
+
 /* False when the path has an empty, "." or ".." component, or more components than any rule speaks
  * of. */
 static bool split(const char *path, component components[MAX_COMPONENTS], size_t *n_components_out)
@@ -124,7 +129,7 @@ static cg_tree_kind kind_of_context_leaf(const component *leaf)
 static cg_tree_kind classify(const component *c, size_t n, cg_tree_name *name)
 {
     /* All rules are about what lies at least two folders deep, in a model with a valid name. */
-    if (n < 3 || !name_is_valid(c[0].text, c[0].n_bytes))
+    if (n < 3 || !name_is_valid(c[0].text, c[0].n_bytes) || equals(&c[0], CG_TREE_QUARANTINE))
         return CG_TREE_ORDINARY;
     if (n == 5 && equals(&c[1], "objects") && parse_object(c + 1, name))
         return CG_TREE_OBJECT_CHUNK;
@@ -211,7 +216,7 @@ cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level lev
                               const cg_fingerprint *profile, char *path_out, size_t path_bytes)
 {
     char hex[CG_KEY_HEX_BYTES], fp8[CG_TREE_FP8_DIGITS + 1];
-    if (!cg_tree_name_is_valid(model) || (unsigned)level >= CG_N_LEVELS ||
+    if (!cg_tree_model_is_valid(model) || (unsigned)level >= CG_N_LEVELS ||
         (level != CG_L0 && profile == NULL))
         return CG_ERR_INVALID_ARGUMENT;
     cg_key_to_hex(key, hex);
@@ -225,7 +230,7 @@ cg_status cg_tree_object_path(const char *model, const cg_key *key, cg_level lev
 cg_status cg_tree_context_path(const char *model, const char *context, cg_level level,
                                uint32_t index, char *path_out, size_t path_bytes)
 {
-    if (!cg_tree_name_is_valid(model) || !cg_tree_name_is_valid(context) ||
+    if (!cg_tree_model_is_valid(model) || !cg_tree_name_is_valid(context) ||
         (unsigned)level >= CG_N_LEVELS || index >= CG_TREE_MAX_CHUNKS)
         return CG_ERR_INVALID_ARGUMENT;
     return print(path_out, path_bytes, "%s/contexts/%s/L%u/%05u.kv", model, context,
@@ -235,7 +240,7 @@ cg_status cg_tree_context_path(const char *model, const char *context, cg_level 
 cg_status cg_tree_context_file_path(const char *model, const char *context, const char *leaf,
                                     char *path_out, size_t path_bytes)
 {
-    if (!cg_tree_name_is_valid(model) || !cg_tree_name_is_valid(context))
+    if (!cg_tree_model_is_valid(model) || !cg_tree_name_is_valid(context))
         return CG_ERR_INVALID_ARGUMENT;
     return print(path_out, path_bytes, "%s/contexts/%s/%s", model, context, leaf);
 }
@@ -245,7 +250,7 @@ cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile,
 {
     char hex[CG_KEY_HEX_BYTES];
     cg_key key;
-    if (!cg_tree_name_is_valid(model))
+    if (!cg_tree_model_is_valid(model))
         return CG_ERR_INVALID_ARGUMENT;
     memcpy(key.bytes, profile->bytes, sizeof key.bytes);
     cg_key_to_hex(&key, hex);
@@ -255,7 +260,7 @@ cg_status cg_tree_profile_path(const char *model, const cg_fingerprint *profile,
 cg_status cg_tree_model_file_path(const char *model, const char *leaf, char *path_out,
                                   size_t path_bytes)
 {
-    if (!cg_tree_name_is_valid(model))
+    if (!cg_tree_model_is_valid(model))
         return CG_ERR_INVALID_ARGUMENT;
     return print(path_out, path_bytes, "%s/%s", model, leaf);
 }

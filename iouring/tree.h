@@ -16,7 +16,8 @@
  *
  * Names of *.kv and *.cgp at these places are strict, except profile.cgp: such a name holds one
  * whole, valid chunk or profile that agrees with it, or it cannot be found. Everything else is
- * ordinary.
+ * ordinary. So is all that lies in the folder quarantine/, where what was damaged is put
+ * (fusefs/fsck.h): no model has this name.
  * Threads: pure functions.
  */
 #ifndef CG_IOURING_TREE_H
@@ -33,6 +34,8 @@ enum {
     CG_TREE_FP8_DIGITS = 8,
     CG_TREE_MAX_CHUNKS = 100000
 };
+
+#define CG_TREE_QUARANTINE "quarantine"
 
 typedef enum cg_tree_kind {
     CG_TREE_ORDINARY = 0, /* no rule speaks of it */
@@ -71,9 +74,11 @@ cg_status cg_tree_check(const cg_tree_name *name, const cg_chunk_header *header)
  * could lead a daemon that runs as root anywhere. So a mount lets nobody put one there. */
 bool cg_tree_is_folder(const char *path);
 
-/* Whether text can name a model or a context: 1..255 bytes, no '/', not starting with '.', no
- * control characters. */
+/* Whether text can name a context: 1..255 bytes, no '/', not starting with '.', no control
+ * characters. */
 bool cg_tree_name_is_valid(const char *text);
+/* Whether text can name a model: as above, and not the quarantine. */
+bool cg_tree_model_is_valid(const char *text);
 
 /* "<model>/objects/ab/<key>/<fp8>-L2.kv" (or ".../L0.kv"; profile may be NULL at L0).
  * CG_ERR_INVALID_ARGUMENT: bad model name or level. CG_ERR_BUFFER_TOO_SMALL. */

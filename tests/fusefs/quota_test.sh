@@ -8,7 +8,7 @@ for bad in "" 5 1000 -1M 10X 99999999999T 1.5G; do
         sh "$cachegenfs" "$store" "$mnt" "$bad"
 done
 
-for bad in keep=7d keep=L4:7d keep=L0:7d keep=L2 keep=L2:0 keep=L2:7d,L3:soon model_quota=5G model_quota=m:5 model_quota=.m:5G; do
+for bad in keep=7d keep=L4:7d keep=L0:7d keep=L2 keep=L2:0 keep=L2:7d,L3:soon model_quota=5G model_quota=m:5 model_quota=.m:5G model_quota=quarantine:5G; do
     check "$bad is refused" sh -c '! "$1" "$2" "$3" -f -o "$4" 2>&1 | grep -q "wanted, such as\|a size of 1M" && exit 1; exit 0' \
         sh "$cachegenfs" "$store" "$mnt" "$bad"
 done

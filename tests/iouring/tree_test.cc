@@ -127,6 +127,8 @@ TEST(TreeTest, TakesEverythingElseForOrdinary)
         "m/contexts/c/context.json/" + std::string(2000, 'x'),
         std::string(5000, '/'),
         ".cachegenfs/metrics",
+        "quarantine/contexts/c/L1/00000.kv",
+        "quarantine/profiles/" + KEY + ".cgp",
     };
     const cg_tree_name ordinary = {};
     for (const std::string &path : paths) {
@@ -226,6 +228,10 @@ TEST(TreeTest, KnowsWhatCanBeAName)
         EXPECT_TRUE(cg_tree_name_is_valid(good)) << good;
     for (const char *bad : {"", ".", "..", ".hidden", "a/b", "a\nb", "\x7f"})
         EXPECT_FALSE(cg_tree_name_is_valid(bad)) << bad;
+    EXPECT_TRUE(cg_tree_name_is_valid("quarantine"));
+    EXPECT_FALSE(cg_tree_model_is_valid("quarantine"));
+    EXPECT_TRUE(cg_tree_model_is_valid("quarantine2"));
+    EXPECT_FALSE(cg_tree_model_is_valid(".hidden"));
     EXPECT_TRUE(cg_tree_name_is_valid(std::string(255, 'x').c_str()));
     EXPECT_FALSE(cg_tree_name_is_valid(std::string(256, 'x').c_str()));
 }
