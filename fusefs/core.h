@@ -129,9 +129,9 @@ void cg_fs_adopt_tree(cg_fs *fs);
  * cg_fs_adopt_tree() once; then makes room whenever the store comes near its quota. For a thread of
  * its own. */
 void cg_fs_keep(cg_fs *fs);
-/* Reads all chunks and profiles again and again, at the configured rate, and repairs what is
- * damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it returns
- * at once. */
+/* Reads all chunks and profiles once a day (fusefs/scrub.h), at the configured rate, and repairs
+ * what is damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it
+ * returns at once. */
 void cg_fs_scrub(cg_fs *fs);
 /* Discards files that were being written by mknod when the kernel forgets them, until cg_fs_stop().
  * For a thread of its own: without it cg_fs_forget() does so itself, and may have to wait for the

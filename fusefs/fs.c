@@ -3,6 +3,7 @@
 #include "fusefs/fs.h"
 
 #include "fusefs/left.h"
+#include "fusefs/stamp.h"
 #include "iouring/adopted.h"
 #include "iouring/clock.h"
 #include "iouring/layout.h"
@@ -99,7 +100,8 @@ void cg_fs_give_back_descriptor(cg_fs *fs, uid_t uid)
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0 ||
-           strcmp(name, CG_ADOPTED_FILE) == 0 || strcmp(name, CG_LEFT_SWEPT_FILE) == 0;
+           strcmp(name, CG_ADOPTED_FILE) == 0 || strcmp(name, CG_LEFT_SWEPT_FILE) == 0 ||
+           strcmp(name, CG_STAMP_SCRUBBED) == 0;
 }
 
 int cg_fs_name_is_free(cg_fs *fs, const cg_fs_node *parent, const char *name)

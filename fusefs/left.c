@@ -1,5 +1,6 @@
 #include "fusefs/left.h"
 
+#include "fusefs/stamp.h"
 #include "fusefs/walk.h"
 #include "iouring/adopted.h"
 #include "iouring/layout.h"
@@ -105,22 +106,12 @@ cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user)
     sweep s = {.now_s = now_s, .is_over = is_over, .user = user};
     const cg_status status = cg_walk_named(root_fd, is_temporary_name, visit, &s);
     *n_removed_out = s.n_removed;
-    if (status == CG_OK) { /* where it cannot be noted, the next daemon does it again */
-        const int fd = openat(root_fd, CG_LEFT_SWEPT_FILE,
-                              O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-        if (fd >= 0) {
-            futimens(fd, NULL);
-            close(fd);
-        }
-    }
+    if (status == CG_OK)
+        cg_stamp_set(root_fd, CG_LEFT_SWEPT_FILE, 0);
     return status;
 }
 
 int64_t cg_left_due_s(int root_fd, int64_t now_s)
 {
-    struct stat attr;
-    if (fstatat(root_fd, CG_LEFT_SWEPT_FILE, &attr, AT_SYMLINK_NOFOLLOW) != 0)
-        return 0;
-    const int64_t age_s = now_s - attr.st_mtim.tv_sec;
-    return age_s >= 0 && age_s < CG_LEFT_EVERY_S ? CG_LEFT_EVERY_S - age_s : 0;
+    return cg_stamp_due_s(root_fd, CG_LEFT_SWEPT_FILE, now_s);
 }

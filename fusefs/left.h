@@ -12,6 +12,7 @@
 #ifndef CG_FUSEFS_LEFT_H
 #define CG_FUSEFS_LEFT_H
 #include "codec/status.h"
+#include "fusefs/stamp.h"
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -20,10 +21,9 @@
 extern "C" {
 #endif
 
-#define CG_LEFT_SWEPT_FILE                                                                         \
-    ".cachegenfs-swept" /* in the root; its time: of the last sweep's end                          \
-                         */
-enum { CG_LEFT_EVERY_S = 24 * 3600 };
+#define CG_LEFT_SWEPT_FILE ".cachegenfs-swept" /* in the root; its time: of the last sweep's end   \
+                                                */
+enum { CG_LEFT_EVERY_S = CG_STAMP_EVERY_S };
 
 /* Whether path, dir_fd's entry of its last component, described by attr, was left before now_s, of
  * the store's clock (cg_staging_now_s()). */
@@ -34,7 +34,7 @@ bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t n
 cg_status cg_left_remove(int root_fd, int64_t now_s, bool (*is_over)(void *user), void *user,
                          uint64_t *n_removed_out);
 /* In how many seconds that is to be done again, since it lists every folder: a day after any daemon
- * did it; 0: now. now_s as above. */
+ * did it (fusefs/stamp.h); 0: now. now_s as above. */
 int64_t cg_left_due_s(int root_fd, int64_t now_s);
 
 #ifdef __cplusplus

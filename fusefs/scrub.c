@@ -1,12 +1,12 @@
-/* fusefs/scrub.c - a mount's scrubber: its part of fusefs/core.h. */
+#include "fusefs/scrub.h"
+
 #include "fusefs/fs.h"
 #include "fusefs/fsck.h"
 #include "fusefs/lease.h"
+#include "fusefs/stamp.h"
 #include "iouring/clock.h"
 
-/* A pass begins a day after the one before began, or at once if that took longer. While another
- * daemon is at it we ask now and then. */
-enum { PASS_SECONDS = 24 * 3600, ASK_SECONDS = 600 };
+enum { ASK_SECONDS = 600 }; /* while another daemon is at it */
 
 static const char LEASE[] = "scrubbing";
 
@@ -42,11 +42,12 @@ static void report(void *user, const char *path, const char *what)
     cg_fs_log(((scrub *)user)->fs, CG_LOG_WARNING, "scrub: %s: %s", path, what);
 }
 
-/* Whether it came to its end. */
-static bool make_pass(cg_fs *fs)
+/* In how many seconds to ask again. */
+static int64_t make_pass(cg_fs *fs)
 {
     scrub s = {.fs = fs};
     cg_fsck_result result;
+    const int64_t start_s = cg_now_s(), began_s = cg_staging_now_s(&fs->staging);
     const cg_fsck_config config = {.root_fd = fs->root_fd,
                                    .staging = &fs->staging,
                                    .bytes_per_s = fs->scrub_bytes_per_s,
@@ -55,11 +56,28 @@ static bool make_pass(cg_fs *fs)
                                    .user = &s};
     const cg_status status = cg_fsck_run(&config, &result);
     tell(&s, &result);
-    if (status == CG_OK)
-        cg_metrics_add(&fs->metrics.scrub_passes, 1);
-    else if (status != CG_ERR_CANCELLED)
-        cg_fs_log(fs, CG_LOG_WARNING, "scrub: %s", cg_strerror(status));
-    return status != CG_ERR_CANCELLED;
+    if (status != CG_OK) {
+        if (status != CG_ERR_CANCELLED)
+            cg_fs_log(fs, CG_LOG_WARNING, "scrub: %s", cg_strerror(status));
+        return ASK_SECONDS;
+    }
+    cg_metrics_add(&fs->metrics.scrub_passes, 1);
+    cg_stamp_set(fs->root_fd, CG_STAMP_SCRUBBED, began_s);
+    /* By our own clock: the stamp may have failed. */
+    const int64_t passed_s = cg_now_s() - start_s;
+    return passed_s < CG_STAMP_EVERY_S ? CG_STAMP_EVERY_S - passed_s : 0;
+}
+
+int64_t cg_scrub_tend(cg_fs *fs)
+{
+    if (!cg_lease_take(&fs->staging, LEASE))
+        return ASK_SECONDS;
+    /* Asked while nobody else can be at it: who had the lease before may have made the pass. */
+    int64_t wait_s = cg_stamp_due_s(fs->root_fd, CG_STAMP_SCRUBBED, cg_staging_now_s(&fs->staging));
+    if (wait_s == 0)
+        wait_s = make_pass(fs);
+    cg_lease_give_back(&fs->staging, LEASE);
+    return wait_s;
 }
 
 void cg_fs_scrub(cg_fs *fs)
@@ -67,16 +85,6 @@ void cg_fs_scrub(cg_fs *fs)
     if (fs->scrub_bytes_per_s == 0 || fs->read_only)
         return;
     cg_fs_stand_back();
-    do {
-        uint64_t every_s = ASK_SECONDS;
-        const int64_t start_s = cg_now_s();
-        if (cg_lease_take(&fs->staging, LEASE)) {
-            every_s = make_pass(fs) ? PASS_SECONDS : ASK_SECONDS;
-            cg_lease_give_back(&fs->staging, LEASE);
-        }
-        const uint64_t passed_s = (uint64_t)(cg_now_s() - start_s);
-        every_s = passed_s < every_s ? every_s - passed_s : 0;
-        if (cg_fs_wait(fs, every_s * 1000000000u))
-            return;
-    } while (true);
+    while (!cg_fs_wait(fs, (uint64_t)cg_scrub_tend(fs) * CG_SECOND_NS))
+        ;
 }

@@ -76,9 +76,11 @@ scrub() {
     awk 'NR % 7 == 1' "$tmp/all" > "$tmp/head_damaged"
     while read -r file; do flip "$file" $(($(stat -c %s "$file") - 50)); done < "$tmp/tail_damaged"
     while read -r file; do flip "$file" 5000; done < "$tmp/head_damaged"
+    rm -f "$store/.cachegenfs-scrubbed" # of the round before
     mount_store -o scrub=1G
     some_time
     kill_daemon
+    rm -f "$store/.cachegenfs-scrubbed"
     mount_store -o scrub=1G
     check "round $1: the next pass ends" wait_for 60 pass_ended
     check "round $1: every chunk is whole" all_whole

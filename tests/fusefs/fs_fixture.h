@@ -28,14 +28,13 @@ class Fs
 {
   public:
     explicit Fs(const std::string &store, bool read_only = false, uint64_t quota_bytes = 0,
-                uint64_t max_user_files = 0, int64_t keep_l2_s = 0)
+                uint64_t max_user_files = 0)
+        : Fs(store, make_config(read_only, quota_bytes, max_user_files))
     {
-        cg_fs_config config = {};
+    }
+    Fs(const std::string &store, cg_fs_config config)
+    {
         config.store = store.c_str();
-        config.read_only = read_only;
-        config.quota_bytes = quota_bytes;
-        config.max_user_files = max_user_files;
-        config.keep_s[CG_L2] = keep_l2_s;
         config.config_text = "a = b\n";
         config.log = [](void *self, cg_log_level, const char *line) {
             const std::lock_guard<std::mutex> hold(static_cast<Fs *>(self)->lock_);
@@ -245,6 +244,14 @@ class Fs
     cg_fs_caller caller = {geteuid(), getegid(), getpid()};
 
   private:
+    static cg_fs_config make_config(bool read_only, uint64_t quota_bytes, uint64_t max_user_files)
+    {
+        cg_fs_config config = {};
+        config.read_only = read_only;
+        config.quota_bytes = quota_bytes;
+        config.max_user_files = max_user_files;
+        return config;
+    }
     static ssize_t write_all(void *source, int fd, off_t offset)
     {
         const Bytes &bytes = *static_cast<const Bytes *>(source);

@@ -6,8 +6,10 @@
 #include "fusefs/gc.h"
 #include "fusefs/lease.h"
 #include "fusefs/marks.h"
+#include "fusefs/scrub.h"
 #include "fusefs/space.h"
 #include "fusefs/staging.h"
+#include "fusefs/stamp.h"
 #include "fusefs/survey.h"
 #include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
@@ -1531,7 +1533,9 @@ TEST_F(SpaceTest, WhatIsUsedAllTheTimeOutlivesAShortTimeToKeep)
         times[0].tv_sec = times[1].tv_sec = time(nullptr) - 40 * 60;
         ASSERT_EQ(utimensat(dir.fd, path_of(chunk, CG_L1).c_str(), times, 0), 0);
     }
-    fs = std::make_unique<cg_test::Fs>(dir.path, false, 0, 0, 30 * 60);
+    cg_fs_config config = {};
+    config.keep_s[CG_L2] = 30 * 60;
+    fs = std::make_unique<cg_test::Fs>(dir.path, config);
     cg_fs_file *file;
     ASSERT_EQ(fs->open(path_of(used, CG_L1), O_RDONLY, &file), 0);
     EXPECT_EQ(fs->close(file), 0);
@@ -1562,6 +1566,27 @@ TEST_F(SpaceTest, AScrubberKeepsItsRateAndEndsWithTheMount)
     EXPECT_LT(result.n_whole, 9u);
     // Nobody waited, so that of the seconds for what was read nearly all are still to come.
     EXPECT_GT(waits.asked_ns, PAYLOAD / 1000 * 1'000'000'000ull);
+}
+
+TEST_F(SpaceTest, OneOfAllDaemonsScrubsOnceADay)
+{
+    publish(1, 1, 0);
+    cg_fs_config config = {};
+    config.scrub_bytes_per_s = uint64_t{1} << 40;
+    cg_test::Fs one(dir.path, config), other(dir.path, config);
+    EXPECT_EQ(cg_scrub_tend(one.fs), DAY_S);
+    EXPECT_EQ(one.metric("scrub_passes_total"), 1u);
+    const int64_t wait_s = cg_scrub_tend(other.fs);
+    EXPECT_EQ(other.metric("scrub_passes_total"), 0u);
+    EXPECT_GT(wait_s, DAY_S / 2);
+    EXPECT_LE(wait_s, DAY_S + 60);
+    cg_test::Fs restarted(dir.path, config);
+    EXPECT_GT(cg_scrub_tend(restarted.fs), DAY_S / 2);
+    EXPECT_EQ(restarted.metric("scrub_passes_total"), 0u);
+    use(CG_STAMP_SCRUBBED, 1);
+    EXPECT_EQ(cg_scrub_tend(other.fs), DAY_S);
+    EXPECT_EQ(other.metric("scrub_passes_total"), 1u);
+    EXPECT_EQ(one.look(CG_STAMP_SCRUBBED), ENOENT) << "hidden";
 }
 
 TEST(FsckTest, ARateIsALimitAndNoAverage)
