@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NONE = CG_N_LEVELS };
+enum { NONE = CG_N_LEVELS, WRITTEN_SECONDS = 300 };
 static const uint64_t MEMORY_BYTES = UINT64_C(256) << 20;
 
 typedef struct fsck {
@@ -264,6 +264,20 @@ static void repair(fsck *f, int dir_fd, const char *path, int fd, const struct s
                keeps ? "cut behind the levels that are whole" : "moved to " CG_TREE_QUARANTINE);
 }
 
+/* Whether a file that is not whole may become so: somebody writes it in place past the mounts, as
+ * `tar` and `cp` do. before: as it was when we began to read it. */
+static bool is_being_written(const fsck *f, int dir_fd, const char *path, int fd,
+                             const struct stat *before)
+{
+    struct stat now;
+    /* Asked now: a pass may take days. A time that is far ahead is somebody's own. */
+    const int64_t age_s = cg_staging_now_s(f->config->staging) - before->st_mtim.tv_sec;
+    return (age_s < WRITTEN_SECONDS && age_s > -WRITTEN_SECONDS) || fstat(fd, &now) != 0 ||
+           now.st_ctim.tv_sec != before->st_ctim.tv_sec ||
+           now.st_ctim.tv_nsec != before->st_ctim.tv_nsec ||
+           cg_left_is_being_written(dir_fd, cg_walk_leaf(path));
+}
+
 static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name *name)
 {
     struct stat attr; /* of the file that is read: the name may be another's since it was listed */
@@ -280,6 +294,10 @@ static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name
     const int kind = status == CG_OK ? 0 : cg_strict_errno(status);
     if (kind == 0) {
         f->result.n_whole++;
+    } else if ((kind == EBADMSG || kind == EINVAL) &&
+               is_being_written(f, dir_fd, path, fd, &attr)) {
+        f->result.n_being_written++;
+        report(f, path, "not whole, but being written");
     } else if (kind == EBADMSG || kind == EINVAL) {
         f->result.n_damaged++;
         report(f, path, cg_strerror(status));
@@ -373,11 +391,11 @@ int cg_fsck(const char *store, bool repair, FILE *out)
         }
         fprintf(out,
                 "%" PRIu64 " names whole, %" PRIu64 " damaged, %" PRIu64
-                " files left unfinished, %" PRIu64 " failures\n",
-                r.n_whole, r.n_damaged, r.n_left, r.n_failed);
+                " files left unfinished, %" PRIu64 " names being written, %" PRIu64 " failures\n",
+                r.n_whole, r.n_damaged, r.n_left, r.n_being_written, r.n_failed);
     }
     cg_staging_close(&staging);
     if (root_fd >= 0)
         close(root_fd);
-    return r.n_failed > 0 ? 2 : r.n_damaged + r.n_left > 0 ? 1 : 0;
+    return r.n_failed + r.n_being_written > 0 ? 2 : r.n_damaged + r.n_left > 0 ? 1 : 0;
 }

@@ -5,8 +5,10 @@
  * that is whole up to the end of a level keeps that level and the coarser ones; their names become
  * copies of that part. The rest goes to STORE/quarantine, where `list` says what it was. Files that
  * killed connectors left unfinished are removed (fusefs/left.h).
- * A store may be in use meanwhile: each name changes atomically. Two repairs at once do no harm.
- * Threads: each call stands alone.
+ * A file that is not whole and was written to in the last five minutes by the store's clock, or
+ * while it was read, or that somebody on this host has open for writing, is left alone: somebody
+ * may be restoring a backup past the mounts. A store may be in use meanwhile: each name changes
+ * atomically. Two repairs at once do no harm. Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_FSCK_H
 #define CG_FUSEFS_FSCK_H
@@ -38,6 +40,7 @@ typedef struct cg_fsck_config {
 typedef struct cg_fsck_result {
     uint64_t n_whole, n_damaged, n_left; /* n_left: files left unfinished */
     uint64_t n_cut, n_quarantined;       /* of the damaged: repaired */
+    uint64_t n_being_written;            /* not whole, and left alone */
     uint64_t n_failed;                   /* not read, or not repaired */
     uint64_t read_bytes;
 } cg_fsck_result;
@@ -52,7 +55,8 @@ uint64_t cg_fsck_wait_ns(uint64_t *start_ns, uint64_t now_ns, uint64_t read_byte
                          uint64_t bytes_per_s);
 
 /* The command. Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1
- * something was not (and is repaired, if asked for), 2 something could not be read or repaired. */
+ * something was not (and is repaired, if asked for), 2 something could not be read or repaired, or
+ * is being written. */
 int cg_fsck(const char *store, bool repair, FILE *out);
 
 #ifdef __cplusplus

@@ -18,7 +18,7 @@ enum { LEFT_SECONDS = 3600 };
 
 /* A lease on reading is refused while anybody has the file open for writing. Were it broken, the
  * signal would be one that is ignored. */
-static bool is_being_written(int dir_fd, const char *leaf)
+bool cg_left_is_being_written(int dir_fd, const char *leaf)
 {
     const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
@@ -80,7 +80,7 @@ bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t n
 {
     const char *leaf = cg_walk_leaf(path);
     return S_ISREG(attr->st_mode) && is_temporary(path) &&
-           now_s - attr->st_mtim.tv_sec > LEFT_SECONDS && !is_being_written(dir_fd, leaf);
+           now_s - attr->st_mtim.tv_sec > LEFT_SECONDS && !cg_left_is_being_written(dir_fd, leaf);
 }
 
 typedef struct sweep {

@@ -21,10 +21,13 @@
 extern "C" {
 #endif
 
-#define CG_LEFT_SWEPT_FILE ".cachegenfs-swept" /* in the root; its time: of the last sweep's end   \
-                                                */
+#define CG_LEFT_SWEPT_FILE                                                                         \
+    ".cachegenfs-swept" /* in the root; its time: of the last sweep's end                          \
+                         */
 enum { CG_LEFT_EVERY_S = CG_STAMP_EVERY_S };
 
+/* Whether somebody on this host has dir_fd's entry leaf open for writing, as far as leases tell. */
+bool cg_left_is_being_written(int dir_fd, const char *leaf);
 /* Whether path, dir_fd's entry of its last component, described by attr, was left before now_s, of
  * the store's clock (cg_staging_now_s()). */
 bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s);

@@ -7,8 +7,8 @@
 
 static const char *const REFUSAL_NAMES[CG_N_REFUSALS] = {"incomplete", "damaged", "misplaced",
                                                          "unsupported"};
-static const char *const SCRUBBED_NAMES[CG_N_SCRUBBED] = {"whole", "cut", "quarantined", "left",
-                                                          "failed"};
+static const char *const SCRUBBED_NAMES[CG_N_SCRUBBED] = {"whole", "cut",    "quarantined",
+                                                          "left",  "failed", "being_written"};
 
 static const char *const REQUEST_NAMES[CG_N_REQUESTS] = {"name",  "open",  "read",
                                                          "write", "close", "change"};

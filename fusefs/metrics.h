@@ -25,7 +25,8 @@ typedef enum cg_scrubbed {
     CG_SCRUBBED_QUARANTINED = 2,
     CG_SCRUBBED_LEFT = 3, /* an unfinished file, removed */
     CG_SCRUBBED_FAILED = 4,
-    CG_N_SCRUBBED = 5,
+    CG_SCRUBBED_BEING_WRITTEN = 5, /* not whole yet, and left alone */
+    CG_N_SCRUBBED = 6,
 } cg_scrubbed;
 
 /* Requests of the kernel, by what they take. */

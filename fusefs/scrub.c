@@ -25,6 +25,8 @@ static void tell(scrub *s, const cg_fsck_result *now)
     cg_metrics_add(&m->scrubbed[CG_SCRUBBED_CUT], now->n_cut - told->n_cut);
     cg_metrics_add(&m->scrubbed[CG_SCRUBBED_QUARANTINED], now->n_quarantined - told->n_quarantined);
     cg_metrics_add(&m->scrubbed[CG_SCRUBBED_LEFT], now->n_left - told->n_left);
+    cg_metrics_add(&m->scrubbed[CG_SCRUBBED_BEING_WRITTEN],
+                   now->n_being_written - told->n_being_written);
     cg_metrics_add(&m->scrubbed[CG_SCRUBBED_FAILED], now->n_failed - told->n_failed);
     s->told = *now;
 }

@@ -11,11 +11,12 @@ ends_with() {
     [ "$status" = "$wanted" ] || { echo "status $status"; return 1; }
 }
 fsck() { "$cachegenfs" fsck "$store" "$@"; }
-# flip FILE OFFSET: another byte there.
+# flip FILE OFFSET: another byte there, long ago.
 flip() {
     local byte
     byte=$(od -An -tu1 -j "$2" -N 1 "$1")
     printf "\\$(printf %o $((byte ^ 255)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+    touch -m -d '1 hour ago' "$1" # nobody is writing it
 }
 objects() { find "$store/m/objects" -name "$1" | sort; }
 
@@ -38,6 +39,7 @@ check "one file" equal "$(stat -c %h "$file")" 6
 flip "$file" $(($(stat -c %s "$file") - 50))      # in what only L1 has
 flip "$store/m/contexts/c/L1/00001.kv" 5000       # in what all levels have
 truncate -s -1 "$store/m/contexts/c/L1/00002.kv"
+touch -m -d '1 hour ago' "$store/m/contexts/c/L1/00002.kv"
 touch -d '2 days ago' "$store/m/contexts/c/L1/.00007.kv.0123456789abcdef.tmp"
 touch "$store/m/contexts/c/L1/.00008.kv.0123456789abcdef.tmp"
 # Of a connector that hangs: it has the file open.
@@ -65,10 +67,17 @@ exec 9>&-
 rm "$store/m/contexts/c/L1/.00009.kv.0123456789abcdef.tmp"
 check "nothing is staged" equal "$(ls -A "$store/.cachegenfs-tmp")" ""
 
+echo bad > "$store/m/contexts/c/L2/00009.kv"
+check "what was written just now may become whole" ends_with 2 fsck --repair
+check "and stays" [ -e "$store/m/contexts/c/L2/00009.kv" ]
+touch -d '1 hour ago' "$store/m/contexts/c/L2/00009.kv"
+exec 9>> "$store/m/contexts/c/L2/00009.kv"
+check "so may what somebody has open" ends_with 2 fsck --repair
+exec 9>&-
+check "and stays, too" [ -e "$store/m/contexts/c/L2/00009.kv" ]
 # A FIFO in the place of the list would hold the scrubber for ever.
 mv "$store/quarantine/list" "$tmp/list"
 mkfifo "$store/quarantine/list"
-echo bad > "$store/m/contexts/c/L2/00009.kv"
 check "a FIFO holds nobody" ends_with 2 timeout 60 "$cachegenfs" fsck "$store" --repair
 check "what cannot be listed stays" [ -e "$store/m/contexts/c/L2/00009.kv" ]
 mv "$tmp/list" "$store/quarantine/list"
@@ -150,6 +159,7 @@ echo "$profile" > "$store/m/profiles/default"
 check "the model's default one is known" ends_with 0 gc --remove
 rm "$store/m/profiles/default"
 echo no profile > "$store/m/profiles/$profile.cgp"
+touch -d '1 hour ago' "$store/m/profiles/$profile.cgp"
 check "a damaged one is repaired" ends_with 1 fsck --repair
 check "into the quarantine" [ ! -e "$store/m/profiles/$profile.cgp" ]
 check "what it decodes stays" ends_with 0 gc --remove

@@ -29,6 +29,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <tuple>
 
 namespace
 {
@@ -1624,9 +1625,44 @@ TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
     cg_fsck_result result;
     EXPECT_EQ(cg_fsck_run(&config, &result), CG_OK);
     EXPECT_EQ(file.n_told, 1);
-    EXPECT_EQ(result.n_damaged, 1u);
+    EXPECT_EQ(result.n_being_written, 1u) << "we have it open";
     EXPECT_EQ(result.n_whole, 2u);
     ::close(file.fd);
+}
+
+// As `cp` and `tar` do that restore a backup past the mount.
+TEST_F(SpaceTest, ARepairLeavesWhatIsBeingWrittenInPlace)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 0);
+    OwnStaging own(dir);
+    for (const auto &[chunk, n_bytes, is_open, days] :
+         {std::tuple{&chain[0], size_t{0}, false, 0},                     // only just made
+          std::tuple{&chain[1], chain[1].bytes.size() / 2, true, 2},      // its writer waits
+          std::tuple{&chain[2], chain[2].bytes.size() - 10, false, 0}}) { // of another host
+        const std::string path = path_of(*chunk, CG_L1);
+        const int fd = openat(dir.fd, path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+        ASSERT_GE(fd, 0);
+        ASSERT_EQ(write(fd, chunk->bytes.data(), n_bytes), static_cast<ssize_t>(n_bytes));
+        use(path, days);
+        if (!is_open)
+            ::close(fd);
+        for (cg_staging *staging : {static_cast<cg_staging *>(nullptr), &own.staging}) {
+            const cg_fsck_result result = check(dir.fd, staging);
+            EXPECT_EQ(result.n_being_written, 3u) << n_bytes;
+            EXPECT_EQ(result.n_damaged, 0u) << n_bytes;
+        }
+        const int writer = is_open ? fd : openat(dir.fd, path.c_str(), O_WRONLY | O_CLOEXEC);
+        EXPECT_EQ(pwrite(writer, chunk->bytes.data(), chunk->bytes.size(), 0),
+                  static_cast<ssize_t>(chunk->bytes.size()));
+        ::close(writer);
+        EXPECT_EQ(levels_of(*chunk), 2u | 4u | 8u) << n_bytes;
+        EXPECT_EQ(own.repair().n_whole, 9u);
+    }
+    // An old file that is short is damaged.
+    const std::string path = path_of(chain[0], CG_L1);
+    ASSERT_EQ(truncate((dir.path + "/" + path).c_str(), 5000), 0);
+    use(path, 1);
+    EXPECT_EQ(own.repair().n_damaged, 3u);
 }
 
 TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
@@ -1636,6 +1672,7 @@ TEST_F(SpaceTest, ARepairLeavesWhatWasPublishedMeanwhile)
         cg_test::Bytes bad = chain[i].bytes;
         bad[i == 0 ? bad.size() - 50 : 5000] ^= 1;
         dir.write(path_of(chain[i], CG_L1), bad);
+        use(path_of(chain[i], CG_L1), 1);
     }
     OwnStaging own(dir);
     cg_fsck_result result;
@@ -1665,6 +1702,7 @@ TEST_F(SpaceTest, RepairsInTheSameSecondKeepEachOthersQuarantine)
         cg_test::Bytes bad = chunk.bytes;
         bad[5000] ^= 1;
         dir.write(path_of(chunk, CG_L1), bad);
+        use(path_of(chunk, CG_L1), 1);
         EXPECT_EQ(own.repair().n_quarantined, 3u);
     }
     EXPECT_EQ(dir.files("quarantine").size(), 7u) << "three names of each chunk, and the list";
