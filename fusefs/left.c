@@ -79,8 +79,11 @@ static bool is_temporary(const char *path)
 bool cg_left_is(int dir_fd, const char *path, const struct stat *attr, int64_t now_s)
 {
     const char *leaf = cg_walk_leaf(path);
+    /* A temporary link of an old file, as adopting makes it, is as young as the link. */
     return S_ISREG(attr->st_mode) && is_temporary(path) &&
-           now_s - attr->st_mtim.tv_sec > LEFT_SECONDS && !cg_left_is_being_written(dir_fd, leaf);
+           now_s - attr->st_mtim.tv_sec > LEFT_SECONDS &&
+           (attr->st_nlink == 1 || now_s - attr->st_ctim.tv_sec > LEFT_SECONDS) &&
+           !cg_left_is_being_written(dir_fd, leaf);
 }
 
 typedef struct sweep {

@@ -1630,6 +1630,18 @@ TEST_F(SpaceTest, ADamagedFileSaysNothingOfTheNextOfItsNumber)
     ::close(file.fd);
 }
 
+// As a daemon's adopting makes it for a moment.
+TEST_F(SpaceTest, ATemporaryLinkOfAnOldFileIsNotLeft)
+{
+    const std::string path = path_of(publish(1, 1, 2)[0], CG_L1);
+    const size_t leaf = path.rfind('/') + 1;
+    const std::string temp =
+        path.substr(0, leaf) + "." + path.substr(leaf) + ".0123456789abcdef.tmp";
+    ASSERT_EQ(linkat(dir.fd, path.c_str(), dir.fd, temp.c_str(), 0), 0);
+    EXPECT_EQ(OwnStaging(dir).repair().n_left, 0u);
+    EXPECT_TRUE(dir.has(temp));
+}
+
 // As `cp` and `tar` do that restore a backup past the mount.
 TEST_F(SpaceTest, ARepairLeavesWhatIsBeingWrittenInPlace)
 {
