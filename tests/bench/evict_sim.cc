@@ -159,7 +159,7 @@ class Ours : public Store
         survey.n_files = files.size();
         cg_eviction *steps;
         size_t n_steps;
-        const cg_evict_policy policy = {now_ms_ / 1000, bytes, CG_EVICT_ALL_MODELS, {}};
+        const cg_evict_policy policy = {now_ms_ / 1000, bytes, CG_EVICT_ALL_MODELS, {}, false};
         if (cg_evict_choose(&survey, &policy, &steps, &n_steps) != CG_OK)
             throw std::bad_alloc();
         for (size_t i = 0; i < n_steps; i++) {
