@@ -1,5 +1,6 @@
 #include "fusefs/adopt.h"
 
+#include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/persona.h"
 #include "iouring/beneath.h"
@@ -58,6 +59,13 @@ static cg_status check_profile(void *user, int fd, cg_fingerprint *fingerprint_o
     return cg_strict_check_profile(fd, &fs->budget, fingerprint_out);
 }
 
+/* In a look at the tree nobody holds the file: it is claimed until it has its second name, when its
+ * descriptor is closed. */
+static cg_status claim_and_check_profile(void *user, int fd, cg_fingerprint *fingerprint_out)
+{
+    return cg_claim_to_publish(fd) == 0 ? check_profile(user, fd, fingerprint_out) : CG_ERR_AGAIN;
+}
+
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
                  const cg_chunk_header *header)
 {
@@ -87,7 +95,7 @@ void cg_fs_adopt_tree(cg_fs *fs)
     const cg_store_hook hook = {.creating = become_owner,
                                 .created = set_mode,
                                 .is_over = cg_fs_is_stopping,
-                                .check_profile = check_profile,
+                                .check_profile = claim_and_check_profile,
                                 .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)

@@ -292,7 +292,11 @@ static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
         const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
         if (cg_claim_to_publish(file->fd) == 0)
             cg_fs_adopt(fs, path, &name, file->fd, NULL);
-        cg_gate_check_end(&fs->nodes, file->node, before);
+        cg_claim_end(file->fd); /* of one that was pending, readers may share the claim */
+        /* An open of what was pending may come too late to be seen, and does not ask the gate. */
+        const bool is_shared = name.kind == CG_TREE_CONTEXT_PROFILE &&
+                               fstat(file->fd, &attr) == 0 && attr.st_nlink > 1;
+        cg_gate_check_end(&fs->nodes, file->node, is_shared ? CG_GATE_SEALED : before);
     }
     free(path);
 }
@@ -311,7 +315,7 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
     /* After it has left the list: it must not count as one that is still being written. */
     if (file->pending != NULL)
         cg_pending_put(fs, file->pending);
-    else if (file->writable)
+    if (file->writable) /* also one that was pending: it may have got an ordinary name */
         adopt_ordinary(fs, file);
     else if (file->immutable)
         /* Being read counts as use, by which room is made (fusefs/space.h). Noted at the end, for

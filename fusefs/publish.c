@@ -189,7 +189,10 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
         cg_metrics_add(&fs->metrics.published, 1);
         cg_metrics_add(&fs->metrics.published_bytes, (uint64_t)attr.st_size);
     }
-    cg_fs_adopt(fs, path, &name, pending->fd, name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
+    /* What has an ordinary name now can still be written to: it is adopted at its last release. */
+    if (*is_strict_out)
+        cg_fs_adopt(fs, path, &name, pending->fd,
+                    name.kind == CG_TREE_CONTEXT_CHUNK ? &header : NULL);
 done:
     free(path);
     close(dir_fd);

@@ -206,7 +206,8 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
  * hard link is not new. A status other than CG_OK ends the adopting with that status.
  * is_over (may be NULL): asked before each file of a tree; true ends the look at the tree.
  * check_profile (may be NULL): cg_profile_check() of the open file fd, a profile.cgp that anybody
- * may have written, in as much memory as the caller has for it. NULL: it is read whole. */
+ * may have written, in as much memory as the caller has for it. fd stays open until the profile has
+ * its second name: who claims it here keeps writers out. NULL: it is read whole. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);

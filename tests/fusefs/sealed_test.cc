@@ -31,6 +31,11 @@ class SealedTest : public FsTest
         bytes[bytes.size() - 1] ^= 1;
         return bytes;
     }
+    static Bytes valid_profile()
+    {
+        std::ifstream in(CG_GOLDEN "/profile.cgp", std::ios::binary);
+        return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    }
     // A directory of two chunks; during() runs when the second one of them is being checked.
     int move_directory(const std::function<void()> &during)
     {
@@ -184,8 +189,7 @@ TEST_F(SealedTest, OpeningWithTruncationWhatOthersReadPastTheDaemonChangesNothin
 
 TEST_F(SealedTest, ProfileOfAContextIsInstalledOnlyWhenNobodyWritesToIt)
 {
-    std::ifstream in(CG_GOLDEN "/profile.cgp", std::ios::binary);
-    const Bytes good{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    const Bytes good = valid_profile();
     cg_fs_file *file;
     ASSERT_EQ(fs.create("m/profile.tmp", &file), 0);
     ASSERT_EQ(fs.write(file, good), 0);
@@ -195,6 +199,25 @@ TEST_F(SealedTest, ProfileOfAContextIsInstalledOnlyWhenNobodyWritesToIt)
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(fs.rename("m/profile.tmp", "m/contexts/c/profile.cgp"), 0);
     EXPECT_TRUE(store.has("m/profiles"));
+}
+
+TEST_F(SealedTest, ProfileThatWasWrittenUnderAStrictNameIsInstalledAtItsLastClose)
+{
+    const Bytes good = valid_profile(), byte{static_cast<uint8_t>(~good.back())};
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, good), 0);
+    ASSERT_EQ(fs.rename(CHUNK, "m/contexts/c/profile.cgp"), 0);
+    EXPECT_FALSE(store.has("m/profiles"));
+    EXPECT_EQ(fs.write(file, byte, static_cast<off_t>(good.size() - 1)), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_FALSE(store.has("m/profiles"));
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, good), 0);
+    ASSERT_EQ(fs.rename(CHUNK, "m/contexts/c/profile.cgp"), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_TRUE(store.has("m/profiles/default"));
+    EXPECT_EQ(fs.open("m/contexts/c/profile.cgp", O_RDWR, &file), EPERM);
 }
 
 // A second daemon on the same store: another machine's, or another mount's.
@@ -272,6 +295,23 @@ TEST_F(TwoDaemonsTest, ChunkThatWasPublishedWhileItIsOpenCanBeMovedByBoth)
     EXPECT_EQ(second.rename("m/moved", CHUNK), 0);
     EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
     EXPECT_EQ(fs.close(file), 0);
+}
+
+TEST_F(TwoDaemonsTest, ProfileThatIsOpenForWritingInEitherIsNotInstalledByALookAtTheTree)
+{
+    store.write("m/contexts/c/profile.cgp", valid_profile());
+    for (Fs *writer : {&fs, &second}) {
+        cg_fs_file *file;
+        ASSERT_EQ(writer->open("m/contexts/c/profile.cgp", O_RDWR, &file), 0);
+        cg_fs_adopt_tree(fs.fs);
+        EXPECT_FALSE(store.has("m/profiles"));
+        /* Away from where its release would install it. */
+        ASSERT_EQ(writer->rename("m/contexts/c/profile.cgp", "m/profile"), 0);
+        EXPECT_EQ(writer->close(file), 0);
+        store.write("m/contexts/c/profile.cgp", valid_profile());
+    }
+    cg_fs_adopt_tree(fs.fs);
+    EXPECT_TRUE(store.has("m/profiles/default"));
 }
 
 } // namespace
