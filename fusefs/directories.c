@@ -151,8 +151,9 @@ static int make(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int d
     cg_persona_leave();
     if (error == 0 && (error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out)) != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
-    else if (error == 0)
-        /* Its inode number may have been a published file's. */
+    else if (error == 0 && entry_out->attr.st_nlink == 1 && entry_out->attr.st_size == 0)
+        /* Its inode number may have been a published file's. Not of what another daemon has put in
+         * its place: that may be published. */
         cg_gate_unseal(&fs->nodes, entry_out->node);
     return error;
 }

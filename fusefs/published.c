@@ -2,6 +2,7 @@
 
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
+#include "fusefs/open_files.h"
 #include "fusefs/reach.h"
 #include "iouring/beneath.h"
 
@@ -105,9 +106,13 @@ static int allow_change(cg_fs *fs, cg_fs_node *node)
     /* Names and links are looked at behind a closed gate: a file that is published at this moment
      * must not be opened again. */
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
-    const bool may_change = !is_published_now(fs, node) && !is_shared_content(fs, node);
-    cg_gate_check_end(&fs->nodes, node, may_change ? CG_GATE_OPEN : before);
-    return may_change ? 0 : EPERM;
+    int error = is_published_now(fs, node) || is_shared_content(fs, node) ? EPERM : 0;
+    /* Who had it open for writing when it was published holds no claim. Were it open for him again,
+     * another daemon could publish it beside him. */
+    if (error == 0 && before == CG_GATE_SEALED && cg_fs_file_is_being_written(&fs->nodes, node))
+        error = ETXTBSY;
+    cg_gate_check_end(&fs->nodes, node, error == 0 ? CG_GATE_OPEN : before);
+    return error;
 }
 
 int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out,

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -312,6 +313,54 @@ TEST_F(TwoDaemonsTest, ProfileThatIsOpenForWritingInEitherIsNotInstalledByALookA
     }
     cg_fs_adopt_tree(fs.fs);
     EXPECT_TRUE(store.has("m/profiles/default"));
+}
+
+// Its writer has no claim any more that would keep the other daemon from publishing it.
+TEST_F(TwoDaemonsTest, PublishedChunkIsNotChangedByItsWriterAfterItLostItsName)
+{
+    cg_fs_file *file, *again;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+    ASSERT_EQ(cg_fs_fsync(fs.fs, file, false), 0);
+    std::filesystem::remove_all(store.path + "/m/objects"); /* the other link */
+    ASSERT_EQ(fs.rename(CHUNK, "m/moved"), 0);
+    EXPECT_EQ(fs.open("m/moved", O_RDWR, &again), ETXTBSY);
+    EXPECT_EQ(fs.truncate("m/moved", 10), ETXTBSY);
+    ASSERT_EQ(second.rename("m/moved", CHUNK), 0);
+    EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
+    EXPECT_EQ(fs.close(file), 0);
+    std::filesystem::remove_all(store.path + "/m/objects");
+    ASSERT_EQ(fs.rename(CHUNK, "m/moved"), 0);
+    ASSERT_EQ(fs.open("m/moved", O_RDWR, &file), 0);
+    EXPECT_EQ(second.rename("m/moved", CHUNK), EBUSY);
+    EXPECT_EQ(fs.close(file), 0);
+}
+
+TEST_F(TwoDaemonsTest, ChunkThatIsPutInPlaceOfWhatAnotherMakesStaysSealed)
+{
+    cg_fs_file *file;
+    cg_fs_entry entry;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+    ASSERT_EQ(cg_fs_fsync(fs.fs, file, false), 0);
+    std::filesystem::remove_all(store.path + "/m/objects");
+    cg_fs_node *parent = fs.find("m");
+    bool once = false;
+    {
+        const StatHook hook([&](const char *name) {
+            if (std::string(name) == "made" && !once) {
+                once = true;
+                EXPECT_EQ(second.rename(CHUNK, "m/made"), 0);
+            }
+        });
+        ASSERT_EQ(cg_fs_mknod(fs.fs, &fs.caller, parent, "made", S_IFREG | 0644, 0, &entry), 0);
+    }
+    EXPECT_TRUE(once);
+    ASSERT_EQ(second.rename("m/made", CHUNK), 0);
+    EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
+    expect_whole();
+    EXPECT_EQ(fs.close(file), 0);
+    cg_fs_forget(fs.fs, entry.node, 1);
 }
 
 } // namespace
