@@ -64,6 +64,11 @@ int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size)
     if (!cg_gate_enter(&fs->nodes, node))
         return EPERM;
     const int error = ftruncate(fd, size) == 0 ? 0 : errno;
+    if (error == 0 && size == 0) { /* what an earlier sync could not bring to disk is given up */
+        pthread_mutex_lock(&fs->nodes.lock);
+        node->has_lost = 0;
+        pthread_mutex_unlock(&fs->nodes.lock);
+    }
     cg_gate_leave(&fs->nodes, node);
     return error;
 }
@@ -138,7 +143,8 @@ int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
         return 0;
     /* Before it is checked: the data of a file that is not valid yet reaches the disk, too,
      * although the caller gets an error. */
-    if ((data_only ? fdatasync(file->fd) : fsync(file->fd)) != 0)
-        return errno;
+    const int error = cg_fs_sync(fs, file->node, file->fd, data_only);
+    if (error != 0)
+        return error;
     return file->pending != NULL && file->writable ? cg_publish(fs, file->pending) : 0;
 }

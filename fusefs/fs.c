@@ -237,6 +237,25 @@ int cg_fs_give_away_fd(cg_fs *fs, const cg_fs_caller *caller, int dir_fd, int fd
     return fchmod(fd, mode & 07777) != 0 ? errno : 0;
 }
 
+int cg_fs_sync(cg_fs *fs, cg_fs_node *node, int fd, bool data_only)
+{
+    const int error = (data_only ? fdatasync(fd) : fsync(fd)) == 0 ? 0 : errno;
+    if (error != 0 && error != EINTR) {
+        pthread_mutex_lock(&fs->nodes.lock);
+        node->has_lost = 1;
+        pthread_mutex_unlock(&fs->nodes.lock);
+    }
+    return error;
+}
+
+int cg_fs_sync_to_publish(cg_fs *fs, cg_fs_node *node, int fd)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    const bool has_lost = node->has_lost;
+    pthread_mutex_unlock(&fs->nodes.lock);
+    return has_lost ? EIO : cg_fs_sync(fs, node, fd, false);
+}
+
 static cg_refusal refusal_of(cg_status status)
 {
     switch (cg_strict_errno(status)) {

@@ -151,6 +151,13 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
  * left out. */
 void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status);
 
+/* fsync() of the node's file, open as fd. 0 or an errno value.
+ * A kernel that could not write a page tells of it once, and keeps the page as if it were on disk.
+ * So after an error the file gets no strict name until all of its content is given up. */
+int cg_fs_sync(cg_fs *fs, cg_fs_node *node, int fd, bool data_only);
+/* The same before the file gets a strict name. EIO: there was such an error before. */
+int cg_fs_sync_to_publish(cg_fs *fs, cg_fs_node *node, int fd);
+
 /* Checks whether the content of fd may stand under the name. 0 or an errno value
  * (cg_strict_errno()). A refusal is counted, and logged as a line about a user's file. */
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,

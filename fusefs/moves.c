@@ -365,8 +365,8 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
     const bool is_new = holds && is_strict && !is_published && before != CG_GATE_SEALED;
     if (error == 0 && is_new)
         error = cg_space_check(fs);
-    if (error == 0 && is_strict && fsync(fd) != 0)
-        error = errno;
+    if (error == 0 && is_strict)
+        error = cg_fs_sync_to_publish(fs, node, fd);
     if (error == 0) {
         pthread_rwlock_rdlock(&fs->names_lock);
         if (!place_stays(fs, &to))

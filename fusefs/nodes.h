@@ -54,6 +54,7 @@ struct cg_fs_node {
     uint8_t gate : 2;       /* cg_gate */
     uint8_t is_removed : 1; /* a folder that is gone, which somebody still has open */
     uint8_t is_dead : 1;    /* another file has its number; nobody finds it by that */
+    uint8_t has_lost : 1;   /* what was written may not be on disk, though it reads well (fs.h) */
     uint32_t n_pins;        /* ours: names below it, open files, pending files */
 
     uint64_t n_lookups;  /* the kernel's references */
@@ -201,7 +202,8 @@ cg_gate cg_gate_check_begin(cg_nodes *nodes, cg_fs_node *node);
 bool cg_gate_check_begin_until(cg_nodes *nodes, cg_fs_node *node, const struct timespec *deadline,
                                cg_gate *before_out);
 void cg_gate_check_end(cg_nodes *nodes, cg_fs_node *node, cg_gate gate);
-/* Opens a sealed gate again: the inode number has come back with another file. */
+/* Opens a sealed gate again, and has_lost ends: the inode number has come back with another file.
+ */
 void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node);
 
 #ifdef __cplusplus

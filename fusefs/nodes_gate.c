@@ -108,5 +108,6 @@ void cg_gate_unseal(cg_nodes *nodes, cg_fs_node *node)
     pthread_mutex_lock(&nodes->lock);
     if (node->gate == CG_GATE_SEALED)
         node->gate = CG_GATE_OPEN;
+    node->has_lost = 0;
     pthread_mutex_unlock(&nodes->lock);
 }

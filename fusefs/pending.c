@@ -63,6 +63,7 @@ static void link_pending(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *node, cg
     node->n_pins++;
     node->pending = pending;
     node->gate = CG_GATE_OPEN; /* the inode number may have been a published file's */
+    node->has_lost = 0;
     pending->parent = parent;
     parent->n_pins++;
     pending->next = fs->pendings;

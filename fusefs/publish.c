@@ -35,7 +35,7 @@ static bool same_content(int a, const cg_view *view_a, int b, const cg_view *vie
 
 /* The name is taken. A valid file there stays: for us as good as ours if it is equal, or is an
  * object (an encoder may choose its symbols, and the first publisher wins). One that was damaged
- * in the store makes room. */
+ * in the store, or cannot be brought to disk, makes room. */
 static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, const cg_view *pending_view,
                          int dir_fd, const cg_tree_name *name, bool *replace_out)
 {
@@ -55,6 +55,10 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, const cg_view 
         *replace_out = cg_strict_errno(status) == EBADMSG;
         if (status == CG_OK && name->kind != CG_TREE_CONTEXT_CHUNK)
             error = 0;
+    }
+    if (error == 0 && fsync(fd) != 0) {
+        *replace_out = true;
+        error = EEXIST;
     }
     close(fd);
     return error;
@@ -162,10 +166,12 @@ static int publish_checked(cg_fs *fs, cg_fs_pending *pending, bool renames, bool
         error = cut_to_view(pending->fd, &view, &header);
     if (error != 0)
         goto done;
-    if (fsync(pending->fd) != 0 || fstat(pending->fd, &attr) != 0) {
+    error = *is_strict_out ? cg_fs_sync_to_publish(fs, pending->node, pending->fd)
+                           : cg_fs_sync(fs, pending->node, pending->fd, false);
+    if (error == 0 && fstat(pending->fd, &attr) != 0)
         error = errno;
+    if (error != 0)
         goto done;
-    }
     bool is_ours = true;
     error = replace ? EEXIST : name_it(fs, pending, path, dir_fd, false);
     if (error == EEXIST && !replace) {

@@ -174,6 +174,60 @@ TEST_F(SealedTest, ChunkWhoseDirectoryCannotBeSyncedIsSealedAllTheSame)
     expect_whole();
 }
 
+// The kernel tells of it once, and keeps the pages that it could not write.
+TEST_F(SealedTest, FileThatCouldNotBeSyncedIsNotPublishedBeforeItIsWrittenAnew)
+{
+    for (const bool by_fsync : {false, true}) {
+        cg_fs_file *file;
+        ASSERT_EQ(fs.create(CHUNK, &file), 0);
+        ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+        {
+            const FsyncHook hook([](int) { return EIO; });
+            EXPECT_EQ(by_fsync ? cg_fs_fsync(fs.fs, file, false) : cg_fs_flush(fs.fs, file), EIO);
+        }
+        EXPECT_EQ(cg_fs_flush(fs.fs, file), EIO);
+        EXPECT_FALSE(store.has(CHUNK));
+        EXPECT_EQ(fs.truncate(CHUNK, 0), 0);
+        EXPECT_EQ(fs.write(file, chunk.bytes), 0);
+        EXPECT_EQ(fs.close(file), 0);
+        EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+        EXPECT_EQ(fs.unlink(CHUNK), 0);
+    }
+}
+
+TEST_F(SealedTest, OrdinaryFileThatCouldNotBeSyncedGetsNoStrictName)
+{
+    ASSERT_EQ(fs.put("m/part", chunk.bytes), 0);
+    {
+        const FsyncHook hook([](int) { return EIO; });
+        EXPECT_EQ(fs.rename("m/part", CHUNK), EIO);
+    }
+    EXPECT_EQ(fs.rename("m/part", CHUNK), EIO);
+    EXPECT_EQ(fs.link("m/part", CHUNK), EIO);
+    EXPECT_FALSE(store.has(CHUNK));
+    ASSERT_EQ(fs.unlink("m/part"), 0);
+    ASSERT_EQ(fs.put("m/part", chunk.bytes), 0);
+    EXPECT_EQ(fs.rename("m/part", CHUNK), 0);
+}
+
+TEST_F(SealedTest, EqualFileThatCannotBeSyncedIsReplaced)
+{
+    cg_fs_file *file;
+    struct stat there = {}, now = {};
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, chunk.bytes), 0);
+    store.write(CHUNK, chunk.bytes);
+    ASSERT_EQ(fstatat(store.fd, CHUNK.c_str(), &there, 0), 0);
+    {
+        const FsyncHook hook(
+            [&](int fd) { return fstat(fd, &now) == 0 && now.st_ino == there.st_ino ? EIO : 0; });
+        EXPECT_EQ(fs.close(file), 0);
+    }
+    ASSERT_EQ(fstatat(store.fd, CHUNK.c_str(), &now, 0), 0);
+    EXPECT_NE(now.st_ino, there.st_ino);
+    EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+}
+
 TEST_F(SealedTest, OpeningWithTruncationWhatOthersReadPastTheDaemonChangesNothing)
 {
     cg_fs_file *file;
