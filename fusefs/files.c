@@ -161,16 +161,12 @@ typedef struct creation {
     int flags;
 } creation;
 
-/* The name was taken between the kernel's look-up and now, by somebody else. */
-static int open_existing(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
-                         cg_fs_file **file_out)
+/* The name was taken between the kernel's look-up and now, by somebody else. Whether the caller may
+ * open that file only the kernel can tell, and of what it believes to be new it does not ask. At
+ * ESTALE it looks the name up again, and opens what it finds. */
+static int name_is_taken(const creation *c)
 {
-    if ((c->flags & O_EXCL) != 0)
-        return EEXIST;
-    int error = cg_fs_lookup(fs, c->caller, c->parent, c->name, entry_out);
-    if (error == 0 && (error = open_file(fs, entry_out->node, c->flags, file_out)) != 0)
-        cg_fs_forget(fs, entry_out->node, 1);
-    return error;
+    return (c->flags & O_EXCL) != 0 ? EEXIST : ESTALE;
 }
 
 /* A file under a strict name, which it gets when it is published. */
@@ -182,7 +178,7 @@ static int create_strict(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
     /* Only a look: if somebody publishes the name after it, publishing this file will meet that
      * one. */
     if (fstatat(c->dir_fd, c->name, &attr, AT_SYMLINK_NOFOLLOW) == 0)
-        return open_existing(fs, c, entry_out, file_out);
+        return name_is_taken(c);
     int error = cg_pending_new(fs, c->caller, c->parent, c->dir_fd, c->name, c->mode, false,
                                entry_out, &pending);
     if (error != 0)
@@ -270,7 +266,7 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     else if (error == 0)
         error = open_created(fs, &c, fd, entry_out, file_out);
     else if (error == EEXIST)
-        error = open_existing(fs, &c, entry_out, file_out);
+        error = name_is_taken(&c);
     close(c.dir_fd);
     return settle(fs, caller, error, *file_out);
 }

@@ -315,7 +315,7 @@ TEST_F(FsTest, PublishedChunkIsImmutableButItsModeAndTimesAreNot)
     EXPECT_EQ(fs.open(CHUNK, O_RDWR, &file), EPERM);
     EXPECT_EQ(fs.open(CHUNK, O_RDONLY | O_TRUNC, &file), EPERM);
     EXPECT_EQ(fs.truncate(CHUNK, 10), EPERM);
-    EXPECT_EQ(fs.create(CHUNK, &file, O_WRONLY | O_TRUNC), EPERM);
+    EXPECT_EQ(fs.create(CHUNK, &file, O_WRONLY | O_TRUNC), ESTALE);
     EXPECT_EQ(fs.create(CHUNK, &file, O_WRONLY | O_EXCL), EEXIST);
     struct stat attr = {};
     attr.st_mode = 0600;
@@ -324,6 +324,21 @@ TEST_F(FsTest, PublishedChunkIsImmutableButItsModeAndTimesAreNot)
     EXPECT_EQ(attr.st_mode & 07777, 0600u);
     EXPECT_EQ(attr.st_mtim.tv_sec, 1000000000);
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
+}
+
+// The kernel takes it for new, and has not asked whether the caller may open it.
+TEST_F(FsTest, CreateDoesNotOpenWhatHasComeSinceTheLookUp)
+{
+    cg_fs_file *file = nullptr;
+    store.write("m/others", "text");
+    store.write(CHUNK, chunk.bytes);
+    for (const std::string &path : {std::string("m/others"), CHUNK}) {
+        EXPECT_EQ(fs.create(path, &file, O_RDONLY), ESTALE);
+        EXPECT_EQ(fs.create(path, &file, O_WRONLY | O_TRUNC), ESTALE);
+        EXPECT_EQ(fs.create(path, &file, O_WRONLY | O_EXCL), EEXIST);
+        EXPECT_EQ(file, nullptr);
+    }
+    EXPECT_EQ(store.read_text("m/others"), "text");
 }
 
 TEST_F(FsTest, HardLinkOfAPublishedChunkIsNoWayToChangeIt)
