@@ -155,8 +155,9 @@ void cg_ops_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, of
     size_t n_written;
     (void)ino;
     become_caller(req);
-    /* What comes from a mapping has its place, whichever open file the kernel sends it by. */
-    written w = {in, file_of(fi)->appends && fi->writepage};
+    /* What comes from a mapping has its place, whichever open file the kernel sends it by. And who
+     * appended may have ended that (F_SETFL). */
+    written w = {in, file_of(fi)->appends && (fi->writepage || (fi->flags & O_APPEND) == 0)};
     const int error =
         cg_fs_write(cg_ops_mount(req)->fs, file_of(fi), offset, move_buffers, &w, &n_written);
     cg_persona_leave();

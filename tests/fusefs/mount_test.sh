@@ -142,6 +142,17 @@ os.write(fd, b"end")
 os.close(fd)
 wanted = b"a" * 100 + b"here" + b"a" * 8088 + b"pastend"
 assert open(sys.argv[2], "rb").read() == wanted, os.path.getsize(sys.argv[2])' "$mnt/m/appended" "$store/m/appended"
+    check "a file that is appended to no more" python3 -c '
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+os.write(fd, b"abc")
+fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+os.pwrite(fd, b"X", 0)
+fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+os.write(fd, b"end")
+os.close(fd)
+found = open(sys.argv[2], "rb").read()
+assert found == b"Xbcend", found' "$mnt/m/appended_once" "$store/m/appended_once"
 }
 
 # ext4 gives a new folder the number of the one that was just removed.
