@@ -9,15 +9,24 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* Around each change of the content that may make the file end_bytes long: EPERM when it is
- * published, and a check of it waits until we are through. EFBIG: it could not be published. */
-static int begin_change(cg_fs *fs, cg_fs_file *file, uint64_t end_bytes)
+/* Whether the file may become end_bytes long. EFBIG: it could not be published. */
+static int prepare_change(const cg_fs *fs, cg_fs_file *file, uint64_t end_bytes)
 {
     if (!file->writable)
         return EBADF;
     if (file->pending != NULL && end_bytes > fs->max_file_bytes)
         return EFBIG;
     __atomic_store_n(&file->was_flushed, false, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* Around each change of the content: EPERM when it is published, and a check of it waits until we
+ * are through. */
+static int begin_change(cg_fs *fs, cg_fs_file *file, uint64_t end_bytes)
+{
+    const int error = prepare_change(fs, file, end_bytes);
+    if (error != 0)
+        return error;
     return cg_gate_enter(&fs->nodes, file->node) ? 0 : EPERM;
 }
 
@@ -71,6 +80,12 @@ int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size)
     }
     cg_gate_leave(&fs->nodes, node);
     return error;
+}
+
+int cg_fs_ftruncate(cg_fs *fs, cg_fs_file *file, off_t size)
+{
+    const int error = prepare_change(fs, file, (uint64_t)size);
+    return error != 0 ? error : cg_contents_truncate(fs, file->node, file->fd, size);
 }
 
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes)

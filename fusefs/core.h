@@ -232,6 +232,8 @@ void cg_fs_read(cg_fs *fs, const cg_fs_file *file, off_t offset, size_t n_bytes,
  * less than move had; after an error it is 0. */
 int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, void *source,
                 size_t *n_written_out);
+/* By the open file, whatever its mode says now. */
+int cg_fs_ftruncate(cg_fs *fs, cg_fs_file *file, off_t size);
 int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n_bytes);
 int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file *to,
                      off_t to_offset, size_t n_bytes, size_t *n_copied_out);

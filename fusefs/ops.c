@@ -99,7 +99,6 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
     const cg_mount *mount = cg_ops_mount(req);
     struct stat result;
     int mask = 0;
-    (void)fi; /* a node knows its open files */
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++)
         if ((to_set & bits[i].fuse) != 0)
             mask |= bits[i].core;
@@ -112,7 +111,15 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
         attr->st_mtim.tv_nsec = UTIME_NOW;
     }
     cg_fs_node *node = cg_ops_node(mount, ino);
-    cg_ops_reply_attr(req, cg_fs_setattr(mount->fs, node, attr, mask, &result), node, &result);
+    int error = 0;
+    /* ftruncate(): who has a file open for writing need not be able to open it again. */
+    if (fi != NULL && (mask & CG_SET_SIZE) != 0) {
+        error = cg_fs_ftruncate(mount->fs, (cg_fs_file *)(uintptr_t)fi->fh, attr->st_size);
+        mask &= ~CG_SET_SIZE;
+    }
+    if (error == 0)
+        error = cg_fs_setattr(mount->fs, node, attr, mask, &result);
+    cg_ops_reply_attr(req, error, node, &result);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t ino)

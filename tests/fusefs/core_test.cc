@@ -283,6 +283,7 @@ TEST_F(FsTest, FsyncPublishesAndSealsTheHandle)
     EXPECT_TRUE(store.has(CHUNK));
     EXPECT_EQ(fs.write(file, Bytes{0}), EPERM);
     EXPECT_EQ(cg_fs_fallocate(fs.fs, file, 0, 0, 1 << 20), EPERM);
+    EXPECT_EQ(cg_fs_ftruncate(fs.fs, file, 0), EPERM);
     EXPECT_EQ(fs.truncate(CHUNK, 0), EPERM);
     EXPECT_EQ(fs.close(file), 0);
     EXPECT_EQ(store.read(CHUNK), chunk.bytes);
@@ -763,6 +764,7 @@ TEST_F(FsTest, AFileThatIsTooLargeToBePublishedGrowsNoFurther)
     ASSERT_EQ(fs.create(CHUNK, &file), 0);
     EXPECT_EQ(fs.write(file, Bytes{0}, most + 1), EFBIG);
     EXPECT_EQ(cg_fs_fallocate(fs.fs, file, 0, most, 1), EFBIG);
+    EXPECT_EQ(cg_fs_ftruncate(fs.fs, file, most + 1), EFBIG);
     attr.st_size = most + 1;
     EXPECT_EQ(cg_fs_setattr(fs.fs, fs.find(CHUNK), &attr, CG_SET_SIZE, &attr), EFBIG);
     ASSERT_EQ(fs.put("m/ordinary", Bytes(100, 1)), 0);

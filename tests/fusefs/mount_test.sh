@@ -442,7 +442,8 @@ unmount
 if unshare --user --map-root-user --mount true 2> /dev/null && [ "$(id -u)" = 0 ]; then
     : > "$tmp/unprivileged"
     mkdir "$tmp/own"
-    unshare --user --map-root-user --mount "$cachegenfs" "$tmp/own" "$mnt" -f 2> "$tmp/unprivileged" &
+    unshare --user --map-root-user --mount setpriv --bounding-set=-dac_override,-dac_read_search \
+        "$cachegenfs" "$tmp/own" "$mnt" -f 2> "$tmp/unprivileged" &
     daemon=$!
     inside() { nsenter --target "$daemon" --user --mount --preserve-credentials "$@"; }
     check "a daemon without privileges mounts" wait_for 20 inside test -e "$mnt/.cachegenfs/version"
@@ -452,6 +453,13 @@ if unshare --user --map-root-user --mount true 2> /dev/null && [ "$(id -u)" = 0 
     check "it is what it was" inside diff -r "$source" "$contexts/good"
     check "and in the store" same_tree "$source" "$tmp/own/m/contexts/good"
     check "a damaged one does not" fails inside cp "$flipped" "$contexts/good/L1/00009.kv"
+    check "who made a read-only file may set its size" inside python3 -c '
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o444)
+os.write(fd, b"four")
+os.ftruncate(fd, 10)
+os.close(fd)
+assert open(sys.argv[2], "rb").read() == b"four" + bytes(6)' "$mnt/read_only" "$tmp/own/read_only"
     check "nothing is read past the daemon" equal "$(inside cat "$mnt/.cachegenfs/metrics" | sed -n \
         's/^cachegenfs_\(passthrough_in_use\|watched\|opens_total{way="passthrough"}\) //p' | sort -u)" 0
     check "the log says what is lost" grep -q "changes past the mount cannot be watched" "$tmp/unprivileged"
