@@ -13,7 +13,7 @@ from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8
 
 ABI_VERSION = 1
 OK = 0
-NO_MEMORY = 2
+NO_MEMORY, CANCELLED = 2, 5
 AGAIN = 6
 NOT_FOUND, IO, PERMISSION, TIMED_OUT, DEVICE = 40, 42, 44, 45, 47
 LAYOUT_STRIDED = 0

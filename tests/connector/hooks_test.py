@@ -316,6 +316,14 @@ class SaveTest(unittest.TestCase):
         self.step(64)
         self.assertEqual(self.taken, [0])
 
+    def test_a_save_that_lacks_another_ranks_heads_is_no_outage(self):
+        self.step(0)
+        self.status, self.saved_to = abi.CANCELLED, 0
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.outages.under_way(), [])
+        self.step(64)
+        self.assertEqual(self.taken, [0])
+
     def test_a_save_that_cannot_be_asked_for_is_not_waited_for(self):
         freed, poll = [], self.worker.library.cg.save_poll
         self.worker.library.cg.save_free = freed.append

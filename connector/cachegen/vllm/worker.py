@@ -409,7 +409,7 @@ class Worker:
             return False
         if progress.status == abi.OK:
             self.outages.worked(SAVES)
-        else:
+        elif progress.status != abi.CANCELLED:  # else another rank's step needed the blocks, or had no memory
             self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
         if progress.status != abi.OK or progress.loaded_tokens < to_token:
             self._unsaved |= {req_id} & self._saving
