@@ -402,8 +402,8 @@ CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
  * save. Any number of calls; NULL is fine. */
 CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
- * read any more. Then frees. With a store that hangs that takes save_timeout_ms (configured). NULL
- * is fine. */
+ * read any more, unless it was cut. Then frees. With a store that hangs that takes save_timeout_ms
+ * (configured). NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */

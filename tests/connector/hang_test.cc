@@ -2,6 +2,7 @@
 #include "tests/connector/engine.h"
 #include "tests/connector/inside.h"
 #include "tests/connector/step.h"
+#include "tests/connector/touched_pages.h"
 #include "tests/connector/watch.h"
 #include "tests/iouring/require.h"
 #ifdef CG_TEST_HAS_FUSE
@@ -722,6 +723,35 @@ TEST_P(HangTest, NoCallOfAStepWaits)
         }
         EXPECT_EQ(step.waits(), "") << "numbers of system calls that wait";
     }
+}
+
+// One copy is read when it is cut, the other has not begun. What else the threads do may take long.
+TEST_P(HangTest, FreeingASaveThatWasCutAndGivenUpWaitsForNoThread)
+{
+    engine = open(", \"threads\": 1", 1000, 2000);
+    ASSERT_TRUE(comes_true([&] { return engine->save(prompt(32)) == CACHEGEN_OK; }));
+    const Tokens tokens = prompt(32 * 4, 2);
+    engine->prefill(tokens);
+    odd->set_mood(Mood::HANGING);
+    cachegen_save *hung = nullptr, *cut[2] = {};
+    ASSERT_EQ(engine->save_start(tokens, 0, 32, false, nullptr, 0, &hung), CACHEGEN_OK);
+    engine->copies_later = true;
+    TouchedPages blocks(engine->memory.data(), engine->memory.size(), true);
+    for (cachegen_save *&save : cut)
+        ASSERT_EQ(engine->save_start(tokens, 0, 32 * 4, true, nullptr, 0, &save), CACHEGEN_OK);
+    ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+    for (cachegen_save *save : cut)
+        cachegen_save_cut(save);
+    EXPECT_EQ(engine->finish(hung).status, CG_ERR_TIMED_OUT);
+    auto freed = std::async(std::launch::async, [&] {
+        for (cachegen_save *save : cut)
+            EXPECT_EQ(engine->finish(save).status, CG_ERR_TIMED_OUT);
+    });
+    EXPECT_EQ(freed.wait_for(SLACK), std::future_status::ready) << "waits for the thread";
+    blocks.release_overwritten();
+    freed.wait();
+    odd->set_mood(Mood::GOOD);
+    EXPECT_TRUE(comes_true([&] { return engine->stats().staging_bytes == 0; }));
 }
 
 TEST_P(HangTest, CopiesAreFreedWithoutTheLockThatStepsTake)
