@@ -919,7 +919,7 @@ def prometheus_metrics(registry):
 
 
 class MeasureTest(unittest.TestCase):
-    def test_levels_and_what_was_observed_reach_prometheus(self):
+    def test_gauges_and_what_was_observed_reach_prometheus(self):
         registry = prometheus_client.CollectorRegistry()
         metrics = prometheus_metrics(registry)
 
@@ -1044,7 +1044,7 @@ class OutageTest(unittest.TestCase):
             else:
                 worker.saves.append(("r", 32, "handle"))
             worker.counters()
-            running = worker.levels()
+            running = worker.gauges()
             made.get_finished(set())
             return made._state(), running
 
@@ -1052,7 +1052,7 @@ class OutageTest(unittest.TestCase):
             running = {"loads_running": int(kind == "failing loads"), "saves_running": int(kind == "failing saves")}
             for status, state in ((abi.IO, kind), (0, "up")):
                 self.assertEqual(state_after(kind, status), (state, {**running, "staging_bytes": 7}))
-        self.assertEqual(worker.levels(), {"loads_running": 0, "saves_running": 0, "staging_bytes": 7})
+        self.assertEqual(worker.gauges(), {"loads_running": 0, "saves_running": 0, "staging_bytes": 7})
         worker.outages.failed(STAGING, "is no reason")
         self.assertEqual(made._state(), "up")
         worker.outages.failed(GPU, "is one")

@@ -1407,7 +1407,7 @@ class MeasureTest(unittest.TestCase):
         made = scheduler(Store(answers=False))
         for name in "ab":
             made.matched_tokens(request(name), 0)
-        self.assertEqual(made.levels(), {"lookups_running": 2})
+        self.assertEqual(made.gauges(), {"lookups_running": 2})
 
 
 class LogTest(unittest.TestCase):

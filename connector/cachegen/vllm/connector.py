@@ -169,7 +169,7 @@ class CachegenConnector(KVConnectorBase_V1):
         stats = None
         if is_open:
             stats = self._increments.since_last(self._side.counters())
-            measures = self._side.levels(), self._side.take_observed()
+            measures = self._side.gauges(), self._side.take_observed()
             stats = self._increments.with_measures(stats, self._side_name(), *measures)
         return self._increments.with_state(stats, self._side_name(), self._state())
 

@@ -8,11 +8,11 @@ from cachegen.vllm.guard import Failures, guarded, nothing
 # Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first
 # token came within their budget, or later, and requests that waited for another one's load of the same.
 OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")
-GAUGE = "throughput_bps"  # a newest value; all others are sums
+THROUGHPUT = "throughput_bps"  # the newest counts; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP = "up"
-LEVELS = "levels"  # side -> how much of something there is now
-LEVEL_NAMES = {
+GAUGES = "gauges"  # side -> name -> how much of it there is now
+GAUGE_TEXTS = {
     "lookups_running": "look-ups that the store has not answered yet",
     "loads_running": "loads under way",
     "saves_running": "saves that are encoded, written or wait for it",
@@ -35,16 +35,16 @@ HISTOGRAMS = {
 
 class Stats(KVConnectorStats):
     """Increments of the library's counters and of OWN_COUNTERS since the last report, the newest throughput_bps, STATE
-    and LEVELS, and what was OBSERVED."""
+    and GAUGES, and what was OBSERVED."""
 
     def reset(self):
         self.data = {}
 
     def aggregate(self, other):
         for name, value in other.data.items():
-            if name == GAUGE:
+            if name == THROUGHPUT:
                 self.data[name] = value or self.data.get(name, 0)
-            elif name in (STATE, LEVELS):
+            elif name in (STATE, GAUGES):
                 self.data[name] = {**self.data.get(name, {}), **value}
             elif name == OBSERVED:
                 known = self.data.get(name, {})
@@ -54,7 +54,7 @@ class Stats(KVConnectorStats):
         return self
 
     def reduce(self):
-        numbers = {name: value for name, value in self.data.items() if value and name not in (STATE, LEVELS, OBSERVED)}
+        numbers = {name: value for name, value in self.data.items() if value and name not in (STATE, GAUGES, OBSERVED)}
         down = {f"{side}_down": why for side, why in self.data.get(STATE, {}).items() if why != UP}
         return {**numbers, **down}
 
@@ -63,10 +63,10 @@ class Stats(KVConnectorStats):
 
 
 class Increments:
-    """Of counters, from report to report, and what has changed of a side's state and levels."""
+    """Of counters, from report to report, and what has changed of a side's state and gauges."""
 
     def __init__(self):
-        self._reported, self._state, self._levels = {}, None, {}
+        self._reported, self._state, self._gauges = {}, None, {}
 
     def with_state(self, stats, side, state):
         """stats, which may be None, and the side's state where it is another than at the last call."""
@@ -77,13 +77,13 @@ class Increments:
         stats.data[STATE] = {side: state}
         return stats
 
-    def with_measures(self, stats, side, levels, observed):
-        """stats, which may be None, with the side's levels where they have changed, and what it has observed."""
-        if levels == self._levels and not observed:
+    def with_measures(self, stats, side, gauges, observed):
+        """stats, which may be None, with the side's gauges where they have changed, and what it has observed."""
+        if gauges == self._gauges and not observed:
             return stats
         stats = stats or Stats()
-        if levels != self._levels:
-            self._levels = stats.data.setdefault(LEVELS, {})[side] = levels
+        if gauges != self._gauges:
+            self._gauges = stats.data.setdefault(GAUGES, {})[side] = gauges
         if observed:
             stats.data[OBSERVED] = observed
         return stats
@@ -93,7 +93,7 @@ class Increments:
         if counters == self._reported:
             return None
         increments = {name: value - self._reported.get(name, 0) for name, value in counters.items()}
-        increments[GAUGE] = counters[GAUGE]
+        increments[THROUGHPUT] = counters[THROUGHPUT]
         self._reported = counters
         return Stats(data=increments)
 
@@ -109,14 +109,14 @@ class PromMetrics(KVConnectorPromMetrics):
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
         for counter in (*abi.Stats().as_dict(), *OWN_COUNTERS):
-            if counter in LEVEL_NAMES:
+            if counter in GAUGE_TEXTS:
                 continue
             name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
             factor = 1
             if name.endswith("_ns"):
                 name, factor = name[:-3] + "_seconds", 1e-9
             if name not in made:
-                kind = self._gauge_cls if counter == GAUGE else self._counter_cls
+                kind = self._gauge_cls if counter == THROUGHPUT else self._counter_cls
                 names = labelnames + ([] if level is None else ["level"])
                 made[name] = kind(
                     name=f"vllm:cachegen_{name}", documentation=f"libcachegen: {name}", labelnames=names
@@ -138,13 +138,13 @@ class PromMetrics(KVConnectorPromMetrics):
             )
             for name, (what, buckets) in HISTOGRAMS.items()
         }
-        self._level_gauges = {
+        self._gauges = {
             name: by_engine_of(
                 self._gauge_cls(name=f"vllm:cachegen_{name}", documentation=what, labelnames=labelnames)
             )
-            for name, what in LEVEL_NAMES.items()
+            for name, what in GAUGE_TEXTS.items()
         }
-        self._known_levels = {}  # engine -> side -> levels
+        self._known_gauges = {}  # engine -> side -> name -> how much
         self._up = self._gauge_cls(
             name="vllm:cachegen_up",
             documentation="1: KV is loaded and saved; 0: why not",
@@ -164,21 +164,21 @@ class PromMetrics(KVConnectorPromMetrics):
         self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
         self._shown[engine_idx] = reason
 
-    def _show_levels(self, levels, engine_idx):
+    def _show_gauges(self, gauges, engine_idx):
         """The sums over sides: each rank has its own."""
-        known = self._known_levels.setdefault(engine_idx, {})
-        known.update(levels)
-        for name, gauges in self._level_gauges.items():
+        known = self._known_gauges.setdefault(engine_idx, {})
+        known.update(gauges)
+        for name, by_engine in self._gauges.items():
             found = [side[name] for side in known.values() if name in side]
             if found:
-                gauges[engine_idx].set(sum(found))
+                by_engine[engine_idx].set(sum(found))
 
     @guarded(nothing)  # vLLM calls it where it hands answers to clients
     def observe(self, transfer_stats_data, engine_idx=0):
         if states := transfer_stats_data.get(STATE):
             self._show_state(states, engine_idx)
-        if levels := transfer_stats_data.get(LEVELS):
-            self._show_levels(levels, engine_idx)
+        if gauges := transfer_stats_data.get(GAUGES):
+            self._show_gauges(gauges, engine_idx)
         for name, values in transfer_stats_data.get(OBSERVED, {}).items():
             for value in values:
                 self._histograms[name][engine_idx].observe(value)
@@ -186,7 +186,7 @@ class PromMetrics(KVConnectorPromMetrics):
             if counter not in self._metrics:
                 continue
             by_engine, factor = self._metrics[counter]
-            if counter == GAUGE:
+            if counter == THROUGHPUT:
                 by_engine[engine_idx].set(value)
             elif value:
                 by_engine[engine_idx].inc(value * factor)

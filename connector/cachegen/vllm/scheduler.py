@@ -693,7 +693,7 @@ class Scheduler:
         own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._shared_loads.n_waiting}
         return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
 
-    def levels(self):
+    def gauges(self):
         return {"lookups_running": sum(state.lookup is not None for state in self.states.values())}
 
     def take_observed(self):

@@ -456,7 +456,7 @@ class Worker:
         self._staging_bytes = counters.pop("staging_bytes")
         return {**counters, "load_ns": self._load_ns, "parts_dropped": self._n_dropped}
 
-    def levels(self):
+    def gauges(self):
         """As counters() has last seen them."""
         n_loads, n_saves = len(self.loads), len(self.saves)
         return {"loads_running": n_loads, "saves_running": n_saves, "staging_bytes": self._staging_bytes}
