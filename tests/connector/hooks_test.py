@@ -32,10 +32,10 @@ from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E40
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan, WorkerReport  # noqa: E402
-from cachegen.vllm.metrics import Increments, PromMetrics, Stats  # noqa: E402
+from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
-from cachegen.vllm.scheduler import LOOKUPS, Scheduler  # noqa: E402
+from cachegen.vllm.scheduler import LOOKUPS, OTHER_PROFILE, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import GPU, LOADS, SAVES, STAGING, STEP_WAIT_S, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
@@ -241,6 +241,66 @@ class HooksTest(unittest.TestCase):
                 self.assertEqual(freed, ["done", "done", "closed"])
 
 
+class StartOfLoadsTest(unittest.TestCase):
+    def test_what_the_library_refuses_to_start_is_an_outage_until_a_load_works(self):
+        foreign_profile = 31
+        refusals = [foreign_profile, abi.NO_MEMORY]
+
+        def load_start(*_arguments):
+            if refusals:
+                raise abi.CachegenError(refusals.pop(), "refused")
+            return "handle"
+
+        progress = abi.Progress(done=1, loaded_tokens=32)
+        cg = types.SimpleNamespace(
+            load_start=load_start, load_poll=lambda _: progress, load_levels=lambda *_: b"", load_free=lambda _: None,
+        )  # fmt: skip
+        made = connector(worker=Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16))
+        for state in (LOADS, LOADS, UP):
+            made.bind_connector_metadata(Metadata(loads=[LoadPlan("r", 0, 32, [5, 6], b"")]))
+            self.assertEqual(made.get_finished(set()), (None, {"r"}))
+            self.assertEqual(made._state(), state)
+
+
+class ProfileTest(unittest.TestCase):
+    """The two sides open profiles/default one after the other: another one may have become it meanwhile."""
+
+    def library(self, profile, **cg):
+        made = Library.__new__(Library)
+        made.worst_level, made.keep_level, made._has_mrope = 3, 2, False
+        made.may_load, made.save_on_use, made.block_tokens = True, 1, 16
+        made.rank = types.SimpleNamespace(index=0, n_ranks=1, first_head=0, stores=True)
+        made.weights = types.SimpleNamespace(doubt=None)
+        info = abi.Info(
+            chunk_tokens=64, store_levels=1 if not profile else 14, has_profile=bool(profile), model=b"m",
+            model_fingerprint_hex=b"f", profile_fingerprint_hex=profile.encode(),
+        )  # fmt: skip
+        made.cg = types.SimpleNamespace(get_info=lambda: info, **cg)
+        made._check_model("f")
+        return made
+
+    def worker(self, profile):
+        made = Worker(self.library(profile, register_kv=lambda **_: 1), Failures(), block_tokens=16)
+        layout = {"block_tokens": 16, "memory": abi.MEMORY_HOST}
+        with mock.patch("cachegen.vllm.worker.kv_layout", return_value=layout):
+            connector(worker=made).register_kv_caches({})
+        return connector(worker=made)
+
+    def test_an_engine_whose_sides_have_one_each_goes_on_without_the_store_and_says_so(self):
+        for profiles, state in ((("a", "a"), UP), (("a", "b"), OTHER_PROFILE), (("", "b"), OTHER_PROFILE)):
+            of_worker, of_scheduler = profiles
+            with self.subTest(profiles):
+                made = connector(scheduler=Scheduler(self.library(of_scheduler), Failures()))
+                ranks = [self.worker(of_scheduler), self.worker(of_worker)]
+                first, second = (rank.build_connector_worker_meta() for rank in ranks)
+                with self.assertLogs("vllm.cachegen") as log:
+                    guard.logger.info("at least one line")
+                    made.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=first.aggregate(second)))
+                self.assertEqual(len(log.output), 1 + (state != UP), log.output)
+                self.assertEqual((made._state(), made.scheduler._is_off()), (state, state != UP))
+                self.assertIsNone(ranks[0].build_connector_worker_meta(), "told once")
+
+
 class QueueTest(unittest.TestCase):
     def test_the_library_is_told_what_the_engine_has_to_compute_until_that_is_nothing(self):
         told = []
@@ -297,6 +357,7 @@ class SaveTest(unittest.TestCase):
         self.refusal = abi.IO
         with self.assertLogs("vllm.cachegen", "ERROR"):
             self.step(64, req_id="another")
+        self.assertEqual(self.worker.outages.under_way(), [SAVES])
 
     def test_full_staging_memory_is_not_waited_for(self):
         self.is_full = True

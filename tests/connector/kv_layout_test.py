@@ -35,7 +35,7 @@ from cachegen.vllm.gpu import GpuSteps, HostSteps  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.kv_layout import GPU_BACKENDS, kernel_blocks, kv_layout  # noqa: E402
 from cachegen.vllm.library import Unsupported, check_attention, kv_scales  # noqa: E402
-from cachegen.vllm.messages import LoadPlan, Metadata  # noqa: E402
+from cachegen.vllm.messages import LoadPlan, Metadata, WorkerReport  # noqa: E402
 from cachegen.vllm.worker import GPU, Worker  # noqa: E402
 
 N_LAYERS, N_BLOCKS = 2, 3
@@ -245,27 +245,28 @@ class KvLayoutTest(unittest.TestCase):
 
     def test_the_worker_names_the_blocks_of_kernels_to_the_library_and_the_scheduler_s_to_the_engine(self):
         library = Recorder()
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=128)
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=128)
         _, caches = make_cache(KVCacheLayout.LBNHC, 128, 64, torch.bfloat16)
         worker.register(on_gpu(caches), engine(caches))
         worker._steps = HostSteps()
         worker._start_load(LoadPlan("r", 0, 256, [4, 1], b""))
         self.assertEqual((library.layouts[0]["block_tokens"], library.tables), (64, [[8, 9, 2, 3]]))
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=96)
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=96)
         self.assertRaisesRegex(Unsupported, "blocks of 96", worker.register, on_gpu(caches), engine(caches))
 
     def test_without_a_gpu_the_worker_says_why(self):
         library = Recorder()
         library.gpu_reason = b"no CUDA-capable device"
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=16)
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         self.assertRaisesRegex(Unsupported, "no CUDA-capable", worker.register, on_gpu(caches), engine(caches))
 
     def test_a_gpu_that_is_off_is_told_once_and_for_good(self):
         library = Recorder()
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK), Failures(), block_tokens=16)
+        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         worker.register(on_gpu(caches), engine(caches))
+        self.assertEqual(worker.take_report(), WorkerReport(profiles={""}))
         self.assertIsNone(worker.take_report())
         library.gpu_reason = b"an illegal memory access"
         with self.assertLogs("vllm.cachegen", "WARNING") as log:
@@ -293,7 +294,7 @@ class KvLayoutTest(unittest.TestCase):
     def test_a_worker_s_steps_tell_the_library_how_fast_prefills_are(self):
         told = []
         cg = types.SimpleNamespace(report_prefill=lambda *prefill: told.append(prefill))
-        worker = Worker(types.SimpleNamespace(cg=cg, rank=RANK), Failures(), block_tokens=16)
+        worker = Worker(types.SimpleNamespace(cg=cg, rank=RANK, profile=""), Failures(), block_tokens=16)
         worker.submit(Metadata(prefill_tokens=64, prefill_pairs=2048))
         worker.start_saves(Metadata(prefill_tokens=64, prefill_pairs=2048))
         self.assertEqual([prefill[:2] for prefill in told], [(64, 2048)])

@@ -16,13 +16,14 @@ from cachegen.vllm.guard import Failures, guarded, logger, nothing
 from cachegen.vllm.library import Library, Unsupported
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
-from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, Scheduler
+from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, OTHER_PROFILE, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 
 
 # Why a connector is down, as the gauge vllm:cachegen_up says it.
 DOWN = {"unsupported": Unsupported, "configuration": abi.CachegenError, "library": OSError}
+FAILING = (GPU, OTHER_PROFILE, LOOKUPS, LOADS, SAVES)  # the same, of outages: the first one under way
 
 
 class StartFailure(Exception):
@@ -185,7 +186,7 @@ class CachegenConnector(KVConnectorBase_V1):
         if self.scheduler is not None and self.scheduler.library.weights.doubt is not None:
             return self.scheduler.library.weights.doubt
         failing = self._side.outages.under_way() if self._side is not None else ()
-        return next((kind for kind in failing if kind in (GPU, LOOKUPS, LOADS, SAVES)), UP)
+        return next((kind for kind in FAILING if kind in failing), UP)
 
     @classmethod
     @guarded(nothing)

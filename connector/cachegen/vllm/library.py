@@ -119,6 +119,7 @@ class Library:
         if stored != fingerprint:
             raise Unsupported(f"the store's model {info.model.decode()} is {stored}, the engine's is {fingerprint}")
         self.chunk_tokens = info.chunk_tokens
+        self.profile = info.profile_fingerprint_hex.decode()
         # Where nothing better is stored, nothing better can be loaded instead.
         self.keep_level = max(self.keep_level, (info.store_levels & -info.store_levels).bit_length() - 1)
         # L0 keeps K as it is; the lossy levels turn it back by plain positions.
@@ -130,7 +131,7 @@ class Library:
             info.model.decode(),
             info.chunk_tokens,
             " ".join(f"L{level}" for level in range(abi.N_LEVELS) if info.store_levels >> level & 1),
-            "profile " + info.profile_fingerprint_hex.decode() if info.has_profile else "no profile: L0 only",
+            "profile " + self.profile if info.has_profile else "no profile: L0 only",
         )
 
     def wait(self, seconds):

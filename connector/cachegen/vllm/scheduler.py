@@ -41,7 +41,7 @@ NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
 REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
-LOOKUPS = "failing look-ups"
+LOOKUPS, OTHER_PROFILE = "failing look-ups", "other profile"
 DEFER_NS = 10**8  # what is computed waits so long at most, until loads of others have started
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
@@ -542,6 +542,10 @@ class Scheduler:
         if report.is_off and not self._worker_is_off:
             self._worker_is_off = True
             logger.error("cachegen: a worker can neither load nor store: nothing is looked up or stored any more")
+        for other in report.profiles - {self.library.profile} if report.profiles else ():
+            what = f"{self.library.profile or 'none'}, a worker's is {other or 'none'}: profiles/default has changed"
+            self.outages.failed(OTHER_PROFILE, f"{what}; nothing is looked up or stored until the engine starts anew")
+            self._worker_is_off = True  # what it stores is not found, and what is found it cannot load
         self._take_taken(report.taken)
         for name, identity in report.told:
             self._adapters.note_told(name, identity)

@@ -88,6 +88,7 @@ class Worker:
             if self._on_gpu and (reason := self._gpu_reason()):
                 raise Unsupported(f"KV cache on a GPU: {reason}") from e
             raise
+        self._report.profiles.add(self.library.profile)
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
         if getattr(vllm_config, "lora_config", None) is not None:
@@ -187,9 +188,13 @@ class Worker:
                 return
             self._adapted_loads[plan.req_id] = plan, set(plan.block_ids[plan.from_token // self._block_tokens :])
         block_ids = kernel_blocks(plan.block_ids, self._n_kernel_blocks)
-        load = self.library.cg.load_start(
-            self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
-        )
+        try:
+            load = self.library.cg.load_start(
+                self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
+            )
+        except Exception as e:
+            self.outages.failed(LOADS, f"request {plan.req_id}: {e}")
+            raise
         self.loads[plan.req_id] = plan, load
 
     @guarded(nothing)
@@ -276,9 +281,10 @@ class Worker:
                 number=plan.number,
             )
         except abi.CachegenError as e:
-            if e.status != abi.TIMED_OUT:
+            is_hung = e.status == abi.TIMED_OUT  # the store, and so the thread that writes
+            self.outages.failed(SAVES, f"request {plan.req_id}: {'the store hangs' if is_hung else e}")
+            if not is_hung:
                 raise
-            self.outages.failed(SAVES, f"request {plan.req_id}: the store hangs")  # and so the thread that writes
             return False
         if save is not None:
             self._copied_from.append((save, frozenset(plan.block_ids[plan.from_token // self._block_tokens :])))
@@ -429,8 +435,7 @@ class Worker:
             self._is_off = self._report.is_off = True
         self._tell_adapters()
         report, self._report = self._report, WorkerReport()
-        is_news = report.loads or report.prefills or report.is_off or report.adapters or report.taken or report.told
-        return report if is_news else None
+        return report if report != WorkerReport() else None
 
     @guarded(nothing)
     def _tell_adapters(self):
