@@ -35,6 +35,10 @@ class CachegenError(Exception):
         self.status = status
 
 
+class LibraryError(OSError):
+    """libcachegen.so cannot be opened, or is not of this package's ABI."""
+
+
 class _Struct(ctypes.Structure):
     def __init__(self, **fields):
         super().__init__(struct_size=sizeof(type(self)), abi_version=ABI_VERSION, **fields)
@@ -239,14 +243,17 @@ class Connector:
 
     def __init__(self, config, library=None):
         self._handle = c_void_p()
-        self._c = ctypes.CDLL(library or find_library())
+        try:
+            self._c = ctypes.CDLL(library or find_library())
+        except OSError as e:
+            raise LibraryError(str(e)) from e
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._c, f"cachegen_{name}", None)
             if function is None:
-                raise OSError(f"{self._c._name} is older than this package: it has no cachegen_{name}")
+                raise LibraryError(f"{self._c._name} is older than this package: it has no cachegen_{name}")
             function.restype, function.argtypes = result, arguments
         if (version := self._c.cachegen_abi_version()) != ABI_VERSION:
-            raise OSError(f"{self._c._name} has version {version} of the ABI, this package version {ABI_VERSION}")
+            raise LibraryError(f"{self._c._name} has version {version} of the ABI, this package version {ABI_VERSION}")
         text = json.dumps(config).encode()
         error = ctypes.create_string_buffer(512)
         status = self._c.cachegen_open(text, len(text), byref(self._handle), error, len(error))

@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -26,6 +27,7 @@ except ImportError as error:
 import prometheus_client  # noqa: E402
 import torch  # noqa: E402
 from cachegen import abi  # noqa: E402
+from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
 from cachegen.vllm.adapters import MAX_AHEAD, HeldAdapters, identity_of  # noqa: E402
 from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E402
@@ -443,6 +445,13 @@ class AbiTest(unittest.TestCase):
         says = f"of_another.so has version {abi.ABI_VERSION + 1} of the ABI"
         with mock.patch("ctypes.CDLL", lambda _path: library), self.assertRaisesRegex(OSError, says):
             abi.Connector({}, "of_another.so")
+
+    def test_what_cannot_be_opened_is_the_library_and_a_model_without_weights_is_not(self):
+        with tempfile.TemporaryDirectory() as empty:
+            self.assertRaises(abi.LibraryError, abi.Connector, {}, os.path.join(empty, "none.so"))
+            with self.assertRaises(OSError) as raised:
+                model_fingerprint(empty)
+        self.assertNotIsInstance(raised.exception, abi.LibraryError)
 
 
 class CopyTest(unittest.TestCase):
@@ -873,7 +882,8 @@ class StartTest(unittest.TestCase):
     def test_what_is_wrong_is_told_by_kind(self):
         for reason, kind in (
             (Unsupported("hybrid"), "unsupported"), (abi.CachegenError(1, "root"), "configuration"),
-            (OSError("no such file"), "library"), (RuntimeError("a mistake"), "error"),
+            (abi.LibraryError("no such file"), "library"), (OSError("no weights"), "model files"),
+            (RuntimeError("a mistake"), "error"),
         ):  # fmt: skip
             with self.subTest(kind), self.assertLogs(guard.logger, "ERROR"):
                 made = self.start(reason)

@@ -22,7 +22,9 @@ from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 
 
 # Why a connector is down, as the gauge vllm:cachegen_up says it.
-DOWN = {"unsupported": Unsupported, "configuration": abi.CachegenError, "library": OSError}
+DOWN = {
+    "unsupported": Unsupported, "configuration": abi.CachegenError, "library": abi.LibraryError, "model files": OSError,
+}  # fmt: skip
 FAILING = (GPU, OTHER_PROFILE, LOOKUPS, LOADS, SAVES)  # the same, of outages: the first one under way
 
 

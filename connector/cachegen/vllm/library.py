@@ -64,7 +64,8 @@ class Library:
     """The open handle, and what both sides need of the configuration. Used by one thread."""
 
     def __init__(self, transfer_config, vllm_config, kv_cache_config, role):
-        """Unsupported, abi.CachegenError (the configuration, the store), OSError (the library)."""
+        """Unsupported, abi.CachegenError (the configuration, the store), abi.LibraryError,
+        OSError (the model's files)."""
         extra = dict(transfer_config.kv_connector_extra_config or {})
         own = {key: extra.pop(key, default) for key, default in OWN_KEYS.items()}
         for key in ("strict", "untested_vllm"):
