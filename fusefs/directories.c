@@ -370,7 +370,10 @@ int cg_fs_lookup_read(cg_fs *fs, const cg_fs_caller *caller, cg_fs_directory *di
     }
     const int error =
         look_up_in(fs, directory->node, directory->fd, name, may_be_view ? path : NULL, entry_out);
-    if (error != 0 || !may_be_view || !cg_nodes_changed_since(&fs->nodes, directory->epoch))
+    /* Without waiting for a rename: on a frozen store it takes as long as that lasts, and each name
+     * of each listing would wait. By the folder's path of now, which leads to it, nobody has to. */
+    if (error != 0 || !may_be_view ||
+        !cg_nodes_may_have_changed_since(&fs->nodes, directory->epoch))
         return error;
     cg_fs_forget(fs, entry_out->node, 1);
     return cg_fs_lookup(fs, caller, directory->node, name, entry_out);

@@ -188,6 +188,8 @@ int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(co
  * there was a rename since, and tries again. */
 uint64_t cg_nodes_epoch(cg_nodes *nodes);
 bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch); /* waits for renames under way */
+/* The same without waiting: a rename that is under way counts. */
+bool cg_nodes_may_have_changed_since(cg_nodes *nodes, uint64_t epoch);
 void cg_nodes_rename_begin(cg_nodes *nodes);
 void cg_nodes_rename_end(cg_nodes *nodes);
 

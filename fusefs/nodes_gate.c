@@ -23,6 +23,14 @@ bool cg_nodes_changed_since(cg_nodes *nodes, uint64_t epoch)
     return changed;
 }
 
+bool cg_nodes_may_have_changed_since(cg_nodes *nodes, uint64_t epoch)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const bool may = nodes->rename_epoch != epoch || nodes->n_renames > 0;
+    pthread_mutex_unlock(&nodes->lock);
+    return may;
+}
+
 void cg_nodes_rename_begin(cg_nodes *nodes)
 {
     pthread_mutex_lock(&nodes->lock);
