@@ -133,10 +133,13 @@ void cg_fs_keep(cg_fs *fs);
  * what is damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it
  * returns at once. */
 void cg_fs_scrub(cg_fs *fs);
-/* Discards files that were being written by mknod when the kernel forgets them, until cg_fs_stop().
- * For a thread of its own: without it cg_fs_forget() does so itself, and may have to wait for the
- * store. */
+/* Discards files that never became valid, until cg_fs_stop(). For a thread of its own: without it
+ * cg_fs_release() and cg_fs_forget() do so themselves, and may have to wait for the store. */
 void cg_fs_discard(cg_fs *fs);
+/* The rest of what comes after last closes (fusefs/closed.h), until cg_fs_stop(). For threads of
+ * their own: without them cg_fs_release() does it itself. */
+void cg_fs_end_closed(cg_fs *fs);
+void cg_fs_adopt_closed(cg_fs *fs);
 
 /* Looks at the root for cg_fs_getattr_root(), until cg_fs_stop(). For a thread of its own. */
 void cg_fs_look_at_root(cg_fs *fs);

@@ -1,7 +1,7 @@
 /* fusefs/files.c - opening, creating and releasing files: their part of fusefs/core.h. */
 #include "fusefs/acls.h"
-#include "fusefs/adopt.h"
 #include "fusefs/claims.h"
+#include "fusefs/closed.h"
 #include "fusefs/contents.h"
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
@@ -9,7 +9,6 @@
 #include "fusefs/persona.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
-#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -271,32 +270,6 @@ int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
     return settle(fs, caller, error, *file_out);
 }
 
-/* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
- * written. */
-static void adopt_ordinary(cg_fs *fs, cg_fs_file *file)
-{
-    struct stat attr;
-    cg_tree_name name;
-    char *path;
-    if (fstat(file->fd, &attr) != 0 || attr.st_size == 0 ||
-        cg_nodes_path(&fs->nodes, file->node, 0, NULL, &path) != 0)
-        return;
-    cg_tree_parse(path, &name);
-    if ((name.kind == CG_TREE_CONTEXT_PROFILE || name.kind == CG_TREE_CONTEXT_MODEL) &&
-        !cg_fs_file_is_being_written(&fs->nodes, file->node)) {
-        /* A profile is linked: nobody may begin to write to it until its second name is there. */
-        const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);
-        if (cg_claim_to_publish(file->fd) == 0)
-            cg_fs_adopt(fs, path, &name, file->fd, NULL);
-        cg_claim_end(file->fd); /* of one that was pending, readers may share the claim */
-        /* An open of what was pending may come too late to be seen, and does not ask the gate. */
-        const bool is_shared = name.kind == CG_TREE_CONTEXT_PROFILE &&
-                               fstat(file->fd, &attr) == 0 && attr.st_nlink > 1;
-        cg_gate_check_end(&fs->nodes, file->node, is_shared ? CG_GATE_SEALED : before);
-    }
-    free(path);
-}
-
 void cg_fs_release(cg_fs *fs, cg_fs_file *file)
 {
     if (file->fd < 0) {
@@ -306,17 +279,7 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
         free(file);
         return;
     }
-    const uid_t opener = file->opener;
+    /* Out of the list first: it must not count as one that is still being written. */
     cg_fs_file_leave(fs, file);
-    /* After it has left the list: it must not count as one that is still being written. */
-    if (file->pending != NULL)
-        cg_pending_put(fs, file->pending);
-    if (file->writable) /* also one that was pending: it may have got an ordinary name */
-        adopt_ordinary(fs, file);
-    else if (file->immutable)
-        /* Being read counts as use, by which room is made (fusefs/space.h). Noted at the end, for
-         * which nobody waits: on a frozen store it would keep the reader waiting. */
-        cg_space_touch(fs, file->fd);
-    cg_fs_file_unuse(&fs->nodes, file);
-    cg_fs_give_back_descriptor(fs, opener);
+    cg_closed_take(fs, file);
 }

@@ -56,6 +56,21 @@ typedef struct cg_watch {
     const cg_fs_kernel *kernel;
 } cg_watch;
 
+/* fusefs/closed.h; files in the order in which they came. */
+typedef struct cg_closed_queue {
+    cg_fs_file *first, *last;
+    bool has_thread;
+    pthread_cond_t changed;
+} cg_closed_queue;
+
+typedef struct cg_closed {
+    pthread_mutex_t lock; /* of all; nothing is called under it */
+    cg_closed_queue ending, adopting;
+    size_t n_uses; /* that wait */
+    uid_t last_adopted;
+    bool is_stopping;
+} cg_closed;
+
 struct cg_fs {
     int root_fd;
     int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
@@ -79,15 +94,16 @@ struct cg_fs {
     cg_strict_budget budget;
     _Atomic bool is_stopping;
     pthread_mutex_t keep_lock; /* of keep_stop, which cg_fs_stop() signals */
-    pthread_cond_t keep_stop;  /* also: of forgotten */
+    pthread_cond_t keep_stop;  /* also: of left */
     cg_space space;
     cg_watch watch;
     cg_users pending_users;       /* each waiting file costs a descriptor */
     cg_users open_users;          /* and each open file */
     cg_fs_pending *pendings;      /* under the nodes' lock, as is the next */
     cg_fs_directory *directories; /* open now, the latest first */
-    cg_fs_pending *forgotten;     /* by the kernel, for cg_fs_discard(); under keep_lock */
+    cg_fs_pending *left;          /* by all, for cg_fs_discard(); under keep_lock */
     bool has_discarder;           /* so is this */
+    cg_closed closed;
     cg_metrics metrics;
     cg_log_quota log_quotas[CG_N_LOG_QUOTAS]; /* by uid; several share one if they must */
     pthread_mutex_t log_lock;                 /* of log_quotas; nothing is called under it */

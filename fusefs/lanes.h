@@ -28,7 +28,7 @@ typedef enum cg_lane {
 
 enum { CG_LANE_REQUESTS = 24, CG_LANE_USER_READS = 16, CG_LANE_USER_CHANGES = 8 };
 /* What may wait. Small requests do not count: each keeps a thread of a program waiting, which takes
- * more of the kernel's memory, and some of them, as the last close of a file, must be done. */
+ * more of the kernel's memory, and some of them, as a close, must be done. */
 enum { CG_LANE_BYTES = 256 << 20, CG_LANE_USER_BYTES = 64 << 20, CG_LANE_SMALL_BYTES = 8192 };
 
 /* A request that waits; the first member of the caller's struct. */

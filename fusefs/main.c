@@ -102,6 +102,18 @@ static void *discard(void *fs)
     return NULL;
 }
 
+static void *end_closed(void *fs)
+{
+    cg_fs_end_closed(fs);
+    return NULL;
+}
+
+static void *adopt_closed(void *fs)
+{
+    cg_fs_adopt_closed(fs);
+    return NULL;
+}
+
 /* Without a watch the kernel trusts what it has for a second: slower, not wrong. */
 static void begin_watch(const cg_options *options, cg_mount *mount, const cg_fs_kernel *kernel,
                         const log_target *target)
@@ -209,7 +221,8 @@ static void end_ending(ending *e)
  * exit status. */
 static int work(cg_mount *mount, const cg_options *options, log_target *target)
 {
-    static void *(*const WORKS[])(void *fs) = {keep, scrub, watch, look_at_root, discard};
+    static void *(*const WORKS[])(void *fs) = {keep,    scrub,      watch,       look_at_root,
+                                               discard, end_closed, adopt_closed};
     enum { N_WORKS = sizeof WORKS / sizeof WORKS[0] };
     pthread_t threads[N_WORKS];
     bool has_thread[N_WORKS];

@@ -8,9 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What the kernel may have under way in the background, reading ahead and last closes among it.
+ * More than any lane takes (fusefs/lanes.h): by the kernel's own limit, 12, one user's reading
+ * would keep others' from the daemon. Small enough for memory: pages that are written back, up to 1
+ * MiB each, belong to no user. */
+enum { MAX_BACKGROUND = 128 };
+
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
     cg_mount *mount = userdata;
+    conn->max_background = MAX_BACKGROUND;
     mount->knows_epochs = CG_FUSE_HAS_EPOCHS && conn->proto_minor >= CG_FUSE_EPOCHS_MINOR;
     /* Kernels that know epochs (6.16) are newer than fine times (6.13). */
     mount->may_keep_listings = mount->knows_epochs && cg_fs_has_fine_times(mount->fs) &&

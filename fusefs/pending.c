@@ -198,17 +198,10 @@ static void discard(cg_fs *fs, cg_fs_pending *pending)
     unlinkat(fs->staging.dir_fd, pending->temporary, 0);
 }
 
-void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
+/* Of one that nobody uses, and nobody finds any more. */
+static void destroy(cg_fs *fs, cg_fs_pending *pending)
 {
-    pthread_mutex_lock(&fs->nodes.lock);
-    const bool is_last = --pending->n_users == 0;
-    const bool was_waiting = pending->state == CG_PENDING_WAITING;
-    if (is_last)
-        leave_list(fs, pending, CG_PENDING_CANCELLED);
-    pthread_mutex_unlock(&fs->nodes.lock);
-    if (!is_last)
-        return;
-    if (was_waiting)
+    if (pending->state == CG_PENDING_LEFT)
         discard(fs, pending);
     close(pending->fd);
     cg_users_give_back(&fs->pending_users, pending->uid);
@@ -216,6 +209,34 @@ void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
     cg_nodes_unpin(&fs->nodes, pending->parent);
     free(pending->name);
     free(pending);
+}
+
+/* Leaves the rest to cg_fs_discard(). False: that does not run. */
+static bool leave(cg_fs *fs, cg_fs_pending *pending)
+{
+    pthread_mutex_lock(&fs->keep_lock);
+    const bool is_left = fs->has_discarder;
+    if (is_left) {
+        pending->next = fs->left;
+        fs->left = pending;
+        pthread_cond_broadcast(&fs->keep_stop);
+    }
+    pthread_mutex_unlock(&fs->keep_lock);
+    return is_left;
+}
+
+void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
+{
+    pthread_mutex_lock(&fs->nodes.lock);
+    const bool is_last = --pending->n_users == 0;
+    if (is_last)
+        leave_list(fs, pending, CG_PENDING_LEFT);
+    pthread_mutex_unlock(&fs->nodes.lock);
+    if (!is_last)
+        return;
+    /* On another host's file system closing may wait as well. */
+    if ((pending->state != CG_PENDING_LEFT && fs->has_identities) || !leave(fs, pending))
+        destroy(fs, pending);
 }
 
 /* The user that mknod left, if it is still there: the caller has to put it. The nodes' lock is
@@ -243,29 +264,19 @@ void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups)
     /* Only with the last look-up: until then an NFS client may still write to the file. */
     cg_fs_pending *pending = node->n_lookups <= n_lookups ? take_stay(node->pending) : NULL;
     pthread_mutex_unlock(&fs->nodes.lock);
-    if (pending == NULL)
-        return;
-    pthread_mutex_lock(&fs->keep_lock);
-    const bool is_left = fs->has_discarder;
-    if (is_left) {
-        pending->next_forgotten = fs->forgotten;
-        fs->forgotten = pending;
-        pthread_cond_broadcast(&fs->keep_stop);
-    }
-    pthread_mutex_unlock(&fs->keep_lock);
-    if (!is_left)
+    if (pending != NULL)
         cg_pending_put(fs, pending);
 }
 
-/* keep_lock is held; not while a file is put. */
-static void put_forgotten(cg_fs *fs)
+/* keep_lock is held; not while a file is discarded. */
+static void destroy_left(cg_fs *fs)
 {
-    cg_fs_pending *first = fs->forgotten;
-    fs->forgotten = NULL;
+    cg_fs_pending *first = fs->left;
+    fs->left = NULL;
     pthread_mutex_unlock(&fs->keep_lock);
     for (cg_fs_pending *next; first != NULL; first = next) {
-        next = first->next_forgotten;
-        cg_pending_put(fs, first);
+        next = first->next;
+        destroy(fs, first);
     }
     pthread_mutex_lock(&fs->keep_lock);
 }
@@ -275,12 +286,12 @@ void cg_fs_discard(cg_fs *fs)
     pthread_mutex_lock(&fs->keep_lock);
     fs->has_discarder = true;
     while (!fs->is_stopping) {
-        if (fs->forgotten == NULL)
+        if (fs->left == NULL)
             pthread_cond_wait(&fs->keep_stop, &fs->keep_lock);
-        put_forgotten(fs);
+        destroy_left(fs);
     }
     fs->has_discarder = false;
-    put_forgotten(fs);
+    destroy_left(fs);
     pthread_mutex_unlock(&fs->keep_lock);
 }
 

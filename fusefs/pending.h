@@ -22,6 +22,7 @@ typedef enum cg_pending_state {
     CG_PENDING_WAITING = 0,
     CG_PENDING_PUBLISHED = 1,
     CG_PENDING_CANCELLED = 2,
+    CG_PENDING_LEFT = 3, /* its last user is gone, and it is to be discarded */
 } cg_pending_state;
 
 struct cg_fs_pending {
@@ -34,8 +35,7 @@ struct cg_fs_pending {
     cg_pending_state state;
     bool stays; /* made by mknod: one user more, until the kernel forgets it (NFS has no close) */
     uint32_t n_users;
-    cg_fs_pending *next;
-    cg_fs_pending *next_forgotten; /* of those that the kernel forgot, and nobody has put yet */
+    cg_fs_pending *next; /* of those that wait, or of those that are left for cg_fs_discard() */
 };
 
 /* Makes a new file that will be `name` in parent (dir_fd), with one look-up of its node and one
@@ -50,9 +50,10 @@ cg_fs_pending *cg_pending_find(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node
 bool cg_pending_is_waiting(cg_fs *fs, const cg_fs_node *parent, const char *name);
 /* The node's waiting file, or NULL; with one more user. */
 cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node);
-/* Takes a user away; the last one discards a file that is still waiting. */
+/* Takes a user away. With the last one a file that is still waiting is gone for all; if
+ * cg_fs_discard() runs, that removes it from the store. */
 void cg_pending_put(cg_fs *fs, cg_fs_pending *pending);
-/* The kernel forgets the node. Touches no file, if cg_fs_discard() runs: that puts what is left. */
+/* The kernel forgets the node. */
 void cg_pending_forget(cg_fs *fs, cg_fs_node *node, uint64_t n_lookups);
 
 /* Ends the waiting: the file is of this state from now on. The gate must be in CHECKING. Returns

@@ -35,6 +35,8 @@ cg_lane cg_request_lane(const struct fuse_in_header *header)
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
     case FUSE_INTERRUPT:
+    /* Waits for nothing (fusefs/closed.h). */
+    case FUSE_RELEASE:
     /* libfuse answers these, which we do not have: ENOSYS. */
     case FUSE_IOCTL:
     case FUSE_POLL:
@@ -81,9 +83,7 @@ cg_lane cg_request_lane(const struct fuse_in_header *header)
     case FUSE_FALLOCATE:
     case FUSE_COPY_FILE_RANGE:
     case FUSE_SETXATTR:
-    case FUSE_REMOVEXATTR:
-    /* The last close of a file may adopt it, and discards what never became valid. */
-    case FUSE_RELEASE: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
+    case FUSE_REMOVEXATTR: return is_control(header->nodeid) ? CG_LANE_FREE : CG_LANE_CHANGE;
     /* FUSE_COPY_FILE_RANGE_64, and what later kernels send: it may take as long as anything. */
     default: return CG_LANE_CHANGE;
     }

@@ -405,6 +405,11 @@ void cg_space_touch(cg_fs *fs, int fd)
         cg_store_touch_file(fd, ""); /* or it is as it was */
 }
 
+bool cg_space_wants_touch(const cg_fs *fs, const struct stat *attr)
+{
+    return is_bounded(fs) && !fs->read_only && cg_store_touch_is_due(attr);
+}
+
 int cg_space_check(cg_fs *fs)
 {
     return fs->space.is_full ? ENOSPC : 0;

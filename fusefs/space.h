@@ -33,6 +33,8 @@ void cg_space_arrived(cg_fs *fs, int fd);
  * also where the store is mounted noatime. A mount without a quota and without -o keep notes
  * nothing. */
 void cg_space_touch(cg_fs *fs, int fd);
+/* Whether it would set the time of a file with these attributes. */
+bool cg_space_wants_touch(const cg_fs *fs, const struct stat *attr);
 /* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
 int cg_space_check(cg_fs *fs);
 

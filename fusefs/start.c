@@ -1,5 +1,6 @@
 /* fusefs/start.c - the life of a mount, from its start to its end: its part of fusefs/core.h. */
 #include "fusefs/acls.h"
+#include "fusefs/closed.h"
 #include "fusefs/fs.h"
 #include "fusefs/lease.h"
 #include "fusefs/left.h"
@@ -78,6 +79,7 @@ static void init(cg_fs *fs, const cg_fs_config *config)
     cg_strict_budget_init(&fs->budget, VALIDATION_BYTES);
     pthread_mutex_init(&fs->log_lock, NULL);
     init_keep_stop(fs);
+    cg_closed_init(&fs->closed);
     cg_users_init(&fs->pending_users, MAX_PENDING);
     cg_users_init(&fs->open_users,
                   config->max_user_files != 0 ? config->max_user_files : UINT64_MAX);
@@ -99,6 +101,7 @@ static void close_all(cg_fs *fs)
     pthread_mutex_destroy(&fs->log_lock);
     pthread_mutex_destroy(&fs->keep_lock);
     pthread_cond_destroy(&fs->keep_stop);
+    cg_closed_destroy(&fs->closed);
     cg_users_destroy(&fs->pending_users);
     cg_users_destroy(&fs->open_users);
     cg_strict_budget_destroy(&fs->budget);
@@ -217,6 +220,7 @@ void cg_fs_stop(cg_fs *fs)
     fs->is_stopping = true;
     pthread_cond_broadcast(&fs->keep_stop);
     pthread_mutex_unlock(&fs->keep_lock);
+    cg_closed_stop(&fs->closed);
     cg_watch_stop(&fs->watch);
     cg_root_stat_stop(&fs->root_stat);
 }

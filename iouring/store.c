@@ -233,6 +233,13 @@ bool cg_store_wants_touches(const cg_store *store)
     return !store->is_mount;
 }
 
+bool cg_store_touch_is_due(const struct stat *attr)
+{
+    /* A time to come, of a clock that was wrong, would keep the file until then. */
+    const int64_t age_s = time(NULL) - attr->st_atim.tv_sec;
+    return age_s < -AHEAD_SECONDS || age_s >= TOUCH_SECONDS;
+}
+
 cg_status cg_store_touch_file(int dir_fd, const char *path)
 {
     const int flags = AT_SYMLINK_NOFOLLOW | (path[0] == '\0' ? AT_EMPTY_PATH : 0);
@@ -241,9 +248,7 @@ cg_status cg_store_touch_file(int dir_fd, const char *path)
         return cg_status_from_errno(errno);
     if (!S_ISREG(s.st_mode))
         return CG_ERR_INVALID_ARGUMENT;
-    /* A time to come, of a clock that was wrong, would keep the file until then. */
-    const int64_t age_s = time(NULL) - s.st_atim.tv_sec;
-    if (age_s >= -AHEAD_SECONDS && age_s < TOUCH_SECONDS)
+    if (!cg_store_touch_is_due(&s))
         return CG_OK;
     /* The other time as it was, and not UTIME_OMIT, which sshfs takes for now. */
     const struct timespec times[] = {{.tv_nsec = UTIME_NOW}, s.st_mtim};

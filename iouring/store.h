@@ -121,6 +121,8 @@ cg_status cg_store_touch(const cg_store *store, const cg_key *key, cg_level leve
                          const cg_fingerprint *profile);
 /* The same for the file path below the directory dir_fd, or with "" for the open file dir_fd. */
 cg_status cg_store_touch_file(int dir_fd, const char *path);
+/* Whether they would set the time of a file with these attributes. */
+bool cg_store_touch_is_due(const struct stat *attr);
 
 /* For a store that is a network away (round_trip_ns): opens the folders of its chunks and keeps
  * them open, so that look-ups and reads need not wait for folders (iouring/folders.h). Folders that

@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <set>
 #include <thread>
 
 using namespace cg_test;
@@ -148,6 +150,95 @@ TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt)
     EXPECT_EQ(fs.unlink(path_of(good)), 0);
     EXPECT_EQ(fs.rename("m/.profile.tmp", "m/contexts/c/profile.cgp"), 0) << "as rsync does";
     EXPECT_EQ(fs.get(path_of(good)), good);
+}
+
+// The kernel has few last closes under way at a time, and reading waits with them.
+TEST_F(ProfileTest, OfAContextIsInstalledAfterTheAnswerToItsLastClose)
+{
+    std::thread ending([this] { cg_fs_end_closed(fs.fs); });
+    std::thread adopting([this] { cg_fs_adopt_closed(fs.fs); });
+    std::mutex lock;
+    std::set<std::thread::id> installers;
+    std::vector<std::string> models;
+    std::atomic<bool> goes_on{true};
+    // An install ends with a sync of the folder. While it waits for us, we hold no lock.
+    const FsyncHook hook([&](int fd) {
+        char path[PATH_MAX] = "";
+        const std::string link = "/proc/self/fd/" + std::to_string(fd);
+        EXPECT_GT(readlink(link.c_str(), path, sizeof path - 1), 0);
+        const std::filesystem::path folder = path;
+        if (folder.filename() != "profiles")
+            return 0;
+        {
+            const std::lock_guard<std::mutex> hold(lock);
+            installers.insert(std::this_thread::get_id());
+            models.push_back(folder.parent_path().filename());
+        }
+        while (!goes_on)
+            std::this_thread::yield();
+        return 0;
+    });
+    const auto open_of = [&](const std::string &model, uid_t opener) {
+        cg_fs_file *file = nullptr;
+        fs.mkdirs(model + "/contexts/c");
+        fs.mkdirs(model + "/profiles");
+        std::ofstream(store.path + "/" + model + "/contexts/c/profile.cgp", std::ios::binary)
+            .write(reinterpret_cast<const char *>(good.data()),
+                   static_cast<std::streamsize>(good.size()));
+        const cg_fs_caller me = fs.caller;
+        fs.caller.uid = opener;
+        EXPECT_EQ(fs.open(model + "/contexts/c/profile.cgp", O_WRONLY, &file), 0);
+        fs.caller = me;
+        return file;
+    };
+    const auto is_installed_by = [&](const std::thread &thread) {
+        const std::lock_guard<std::mutex> hold(lock);
+        return installers.count(thread.get_id()) > 0;
+    };
+    /* Until the threads are there, others do it. */
+    uint64_t n_adopted = 0;
+    while (!is_installed_by(adopting)) {
+        cg_fs_release(fs.fs, open_of("early" + std::to_string(n_adopted++), 0));
+        while (fs.metric("adopted_total") < n_adopted)
+            std::this_thread::yield();
+    }
+    std::map<std::string, cg_fs_file *> files = {{"first", open_of("first", 0)},
+                                                 {"a1", open_of("a1", 1001)},
+                                                 {"a2", open_of("a2", 1001)},
+                                                 {"a3", open_of("a3", 1001)},
+                                                 {"b1", open_of("b1", 1002)}};
+    const auto n_models = [&] {
+        const std::lock_guard<std::mutex> hold(lock);
+        return models.size();
+    };
+    const auto n_open = [] {
+        return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    };
+    const size_t n_before = n_models();
+    goes_on = false;
+    cg_fs_release(fs.fs, files["first"]);
+    while (n_models() == n_before)
+        std::this_thread::yield();
+    for (const char *model : {"a1", "a2", "a3", "b1"})
+        cg_fs_release(fs.fs, files[model]);
+    EXPECT_EQ(fs.metric("adopted_total"), n_adopted) << "nobody waited for it";
+    /* All of them have come to the thread that adopts when the other one has closed this. */
+    cg_fs_file *last;
+    const auto n_files = n_open();
+    ASSERT_EQ(fs.create("m/last", &last), 0);
+    cg_fs_release(fs.fs, last);
+    while (n_open() > n_files)
+        std::this_thread::yield();
+    goes_on = true;
+    while (fs.metric("adopted_total") < n_adopted + 5)
+        std::this_thread::yield();
+    cg_fs_stop(fs.fs);
+    ending.join();
+    adopting.join();
+    EXPECT_EQ(
+        std::vector<std::string>(models.begin() + static_cast<ptrdiff_t>(n_before), models.end()),
+        (std::vector<std::string>{"first", "a1", "b1", "a2", "a3"}))
+        << "who brings many keeps nobody waiting";
 }
 
 // It is an ordinary file, so anybody may make it as large as they like, at once and for nothing.
