@@ -153,6 +153,9 @@ int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
 /* Whether the kernel is told of changes, so that it may trust what it remembers for
  * CG_FS_TRUST_SECONDS, and what is lasting for CG_FS_LASTING_SECONDS. */
 bool cg_fs_is_watched(const cg_fs *fs);
+/* Whether that is so of this file. What is mounted from elsewhere, and subvolumes, are not
+ * watched. */
+bool cg_fs_is_watched_file(const cg_fs *fs, const cg_fs_node *node);
 /* Whether the file is a folder or is published. Then the watch tells of every change of its
  * attributes but times of access. (An ordinary file can change by a mapping, of which the watch
  * does not tell.) */

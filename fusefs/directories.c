@@ -56,7 +56,7 @@ static int look_up_in(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *nam
  * all. */
 static bool may_be_remembered(cg_fs *fs, cg_fs_node *parent, const char *name, uint64_t seen)
 {
-    return fs->watch.is_trusted && cg_view_is_possible(name) &&
+    return cg_fs_is_watched_file(fs, parent) && cg_view_is_possible(name) &&
            !cg_pending_is_waiting(fs, parent, name) &&
            cg_nodes_note_missing(&fs->nodes, parent, name) &&
            /* Noted first: who makes the name from now on finds the note, or is counted here. */

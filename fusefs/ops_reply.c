@@ -70,18 +70,16 @@ static double timeout(double option_s, bool is_trusted, bool is_lasting)
 
 struct fuse_entry_param cg_ops_entry(const cg_mount *mount, const cg_fs_entry *entry)
 {
+    const bool is_watched = !entry->may_be_old && cg_fs_is_watched_file(mount->fs, entry->node);
     return (struct fuse_entry_param){
         .ino = (fuse_ino_t)(uintptr_t)entry->node,
         .generation = entry->node->generation,
         .attr = entry->attr,
-        .attr_timeout =
-            timeout(mount->attr_timeout_s, !entry->may_be_old && cg_fs_is_watched(mount->fs),
-                    entry->is_lasting),
-        .entry_timeout =
-            entry->may_not_be_cached
-                ? 0
-                : timeout(mount->entry_timeout_s, !entry->may_be_old && cg_ops_trusts_names(mount),
-                          entry->is_lasting),
+        .attr_timeout = timeout(mount->attr_timeout_s, is_watched, entry->is_lasting),
+        .entry_timeout = entry->may_not_be_cached
+                             ? 0
+                             : timeout(mount->entry_timeout_s,
+                                       is_watched && cg_ops_trusts_names(mount), entry->is_lasting),
     };
 }
 
@@ -112,6 +110,6 @@ void cg_ops_reply_attr(fuse_req_t req, int error, cg_fs_node *node, const struct
         cg_ops_reply_error(req, error);
     else
         fuse_reply_attr(req, attr,
-                        timeout(mount->attr_timeout_s, cg_fs_is_watched(mount->fs),
+                        timeout(mount->attr_timeout_s, cg_fs_is_watched_file(mount->fs, node),
                                 cg_fs_is_lasting(mount->fs, node)));
 }

@@ -98,7 +98,7 @@ cg_settled cg_watch_settle(const cg_fs *fs, int fd)
     struct stat attr;
     struct timespec now;
     cg_settled settled = {.changed_ns = 0};
-    if (!fs->watch.is_trusted || fstat(fd, &attr) != 0)
+    if (!fs->watch.is_trusted || fstat(fd, &attr) != 0 || attr.st_dev != fs->nodes.root->dev)
         return settled;
     clock_gettime(CLOCK_REALTIME, &now);
     if (attr.st_ctim.tv_sec + 1 < now.tv_sec)

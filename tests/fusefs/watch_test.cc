@@ -3,12 +3,14 @@
 #include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/fsync_hook.h"
 
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <atomic>
 #include <chrono>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <thread>
 
 using namespace cg_test;
@@ -279,6 +281,31 @@ TEST_F(WatchTest, AnAnswerThatIsOlderThanTheNameIsDoubted)
     EXPECT_TRUE(goes_on);
     hold.unlock();
     EXPECT_TRUE(comes([&] { return kernel.n_doubts > 0; }));
+}
+
+// The watch is of one file system.
+TEST_F(WatchTest, WhatIsMountedFromElsewhereIsNotTrusted)
+{
+    fs.mkdirs("m/contexts/other/L1");
+    const std::string place = below("m/contexts/other");
+    if (mount("none", place.c_str(), "tmpfs", 0, nullptr) != 0)
+        GTEST_SKIP() << "nothing can be mounted here";
+    const auto unmount = [](const std::string *path) { umount2(path->c_str(), MNT_DETACH); };
+    const std::unique_ptr<const std::string, decltype(unmount)> end(&place, unmount);
+    ASSERT_EQ(mkdir((place + "/L1").c_str(), 0755), 0);
+    std::ofstream(place + "/file") << "text";
+    ASSERT_EQ(fs.put("m/file", {1}), 0);
+    start();
+    ASSERT_TRUE(comes([&] { return may_remember_missing("m/contexts/c/L1/00007.kv"); }));
+    EXPECT_FALSE(may_remember_missing("m/contexts/other/L1/00007.kv"));
+    EXPECT_TRUE(cg_fs_is_watched_file(fs.fs, fs.find("m/contexts/c")));
+    EXPECT_TRUE(cg_fs_is_watched_file(fs.fs, fs.find(".cachegenfs")));
+    EXPECT_FALSE(cg_fs_is_watched_file(fs.fs, fs.find("m/contexts/other")));
+    EXPECT_FALSE(cg_fs_is_watched_file(fs.fs, fs.find("m/contexts/other/L1")));
+    ASSERT_TRUE(comes([&] { return is_settled("m/file") && is_settled("m/contexts/other/file"); }));
+    EXPECT_TRUE(comes([&] { return opens_unchanged("m/file"); }));
+    opens_unchanged("m/contexts/other/file"); // which would note it
+    EXPECT_FALSE(opens_unchanged("m/contexts/other/file"));
 }
 
 TEST_F(WatchTest, FoldersAndPublishedFilesLast)

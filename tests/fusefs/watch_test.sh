@@ -119,6 +119,23 @@ load() {
 }
 equal_counts() { equal "$(ls "$1" | wc -l)" "$(cat "$2"/* | wc -l)" && equal "$(ls "$1")" "$(ls "$2")"; }
 
+# The watch does not reach there, so that nothing there is trusted for long.
+elsewhere() {
+    mkdir "$store/m/elsewhere"
+    mount -t tmpfs none "$store/m/elsewhere" || { echo "SKIPPED: nothing can be mounted in a store"; return; }
+    mkdir "$store/m/elsewhere/d"
+    remember
+    check "a folder from elsewhere is empty" listed "$mnt/m/elsewhere" "d "
+    touch "$store/m/elsewhere/new"
+    chmod 700 "$store/m/elsewhere/d"
+    check "a new file is found" seen test -e "$mnt/m/elsewhere/new"
+    check "and listed" seen listed "$mnt/m/elsewhere" "d new "
+    check "a mode has changed" seen stat_is %a "$mnt/m/elsewhere/d" 700
+    umount -l "$store/m/elsewhere"
+    rmdir "$store/m/elsewhere"
+}
+at_end() { umount -l "$store/m/elsewhere" 2> /dev/null; }
+
 # What is done through the mount makes no names doubtful.
 own() {
     local before
@@ -147,6 +164,7 @@ own # first: the watch lags behind what others change
 files
 known
 inside
+elsewhere
 load
 check "nothing went lost, or it was noticed" test "$(metric watch_overflows_total)" -ge 0
 unmount
