@@ -252,22 +252,34 @@ int cg_fs_rmdir(cg_fs *fs, cg_fs_node *parent, const char *name)
     return remove_entry(fs, parent, name, AT_REMOVEDIR);
 }
 
+static bool take_part(cg_fs *fs, const cg_fs_node *node, uid_t uid)
+{
+    return node->control == CG_CONTROL_NONE ? cg_fs_take_descriptor(fs, uid)
+                                            : cg_fs_take_control(fs, uid);
+}
+
+static void give_back_part(cg_fs *fs, const cg_fs_node *node, uid_t uid)
+{
+    if (node->control == CG_CONTROL_NONE)
+        cg_fs_give_back_descriptor(fs, uid);
+    else
+        cg_fs_give_back_control(fs, uid);
+}
+
 int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
                   cg_fs_directory **directory_out)
 {
-    /* One of .cachegenfs takes none. */
-    const uid_t opener = node->control == CG_CONTROL_NONE ? caller->uid : 0;
     *directory_out = NULL;
-    if (!cg_fs_take_descriptor(fs, opener))
+    if (!take_part(fs, node, caller->uid))
         return ENFILE;
     cg_fs_directory *directory = calloc(1, sizeof *directory);
     int error = 0, fd;
     if (directory == NULL) {
-        cg_fs_give_back_descriptor(fs, opener);
+        give_back_part(fs, node, caller->uid);
         return ENOMEM;
     }
     directory->fs = fs;
-    directory->opener = opener;
+    directory->opener = caller->uid;
     directory->fd = -1;
     directory->node = node;
     directory->is_root = node == fs->nodes.root;
@@ -403,7 +415,7 @@ void cg_fs_closedir(cg_fs_directory *directory)
         closedir(directory->dir);
     else if (directory->fd >= 0)
         close(directory->fd);
-    cg_fs_give_back_descriptor(directory->fs, directory->opener);
+    give_back_part(directory->fs, directory->node, directory->opener);
     free(directory->path);
     free(directory);
 }

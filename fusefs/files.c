@@ -39,17 +39,22 @@ static void count_chunk(cg_fs *fs, const char *path)
         cg_metrics_add(&fs->metrics.opens_of_level[name.level], 1);
 }
 
-static int open_control(cg_fs *fs, cg_fs_node *node, bool writable, cg_fs_file **file_out)
+static int open_control(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, bool writable,
+                        cg_fs_file **file_out)
 {
     if (writable)
         return EACCES;
+    if (!cg_fs_take_control(fs, caller->uid))
+        return ENFILE;
     cg_fs_file *file = calloc(1, sizeof *file);
     char *text = cg_control_text(&fs->control, node->control, &fs->metrics);
     if (file == NULL || text == NULL) {
+        cg_fs_give_back_control(fs, caller->uid);
         free(file);
         free(text);
         return ENOMEM;
     }
+    file->opener = caller->uid;
     file->node = node;
     file->fd = -1;
     file->text = text;
@@ -143,7 +148,8 @@ int cg_fs_open(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flag
 {
     *file_out = NULL;
     if (node->control != CG_CONTROL_NONE)
-        return open_control(fs, node, (flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY, file_out);
+        return open_control(fs, caller, node, (flags & (O_ACCMODE | O_TRUNC)) != O_RDONLY,
+                            file_out);
     if (!cg_fs_take_descriptor(fs, caller->uid))
         return ENFILE;
     const int error = open_file(fs, node, flags, file_out);
@@ -275,6 +281,7 @@ void cg_fs_release(cg_fs *fs, cg_fs_file *file)
     if (file->fd < 0) {
         cg_fs_file_part(&fs->nodes, file);
         cg_nodes_unpin(&fs->nodes, file->node);
+        cg_fs_give_back_control(fs, file->opener);
         free(file->text);
         free(file);
         return;

@@ -97,6 +97,17 @@ void cg_fs_give_back_descriptor(cg_fs *fs, uid_t uid)
         cg_users_give_back(&fs->open_users, uid);
 }
 
+bool cg_fs_take_control(cg_fs *fs, uid_t uid)
+{
+    return has_no_limit(uid) || cg_users_take(&fs->control_users, uid);
+}
+
+void cg_fs_give_back_control(cg_fs *fs, uid_t uid)
+{
+    if (!has_no_limit(uid))
+        cg_users_give_back(&fs->control_users, uid);
+}
+
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0 ||

@@ -99,6 +99,7 @@ struct cg_fs {
     cg_watch watch;
     cg_users pending_users;       /* each waiting file costs a descriptor */
     cg_users open_users;          /* and each open file */
+    cg_users control_users;       /* each open one of .cachegenfs costs memory */
     cg_fs_pending *pendings;      /* under the nodes' lock, as is the next */
     cg_fs_directory *directories; /* open now, the latest first */
     cg_fs_pending *left;          /* by all, for cg_fs_discard(); under keep_lock */
@@ -127,6 +128,11 @@ bool cg_fs_wait(cg_fs *fs, uint64_t ns);
  * (max_user_files). */
 bool cg_fs_take_descriptor(cg_fs *fs, uid_t uid);
 void cg_fs_give_back_descriptor(cg_fs *fs, uid_t uid);
+
+/* The same before one of .cachegenfs is opened: its text is kept. The limit is CG_MAX_CONTROLS. */
+bool cg_fs_take_control(cg_fs *fs, uid_t uid);
+void cg_fs_give_back_control(cg_fs *fs, uid_t uid);
+enum { CG_MAX_CONTROLS = 64 };
 
 /* Whether this name in the root belongs to cachegenfs and is not shown. */
 bool cg_fs_is_hidden(const char *name);

@@ -27,7 +27,7 @@ struct cg_fs_file {
     bool unchanged;    /* so far they are right, too */
     bool backed;       /* fusefs/passthrough.h */
     bool is_use;       /* closed, and its use is to be noted (fusefs/closed.h) */
-    uid_t opener;      /* of a file of the store: whose part it is (cg_fs_take_descriptor()) */
+    uid_t opener;      /* whose part it is (cg_fs_take_descriptor(), cg_fs_take_control()) */
     cg_read_note note; /* of the file when it was opened; changed_ns 0: none */
     cg_fs_file *next;  /* of the node; under the nodes' lock, as is n_users. Then fusefs/closed.h */
     uint32_t n_users;

@@ -83,6 +83,7 @@ static void init(cg_fs *fs, const cg_fs_config *config)
     cg_users_init(&fs->pending_users, MAX_PENDING);
     cg_users_init(&fs->open_users,
                   config->max_user_files != 0 ? config->max_user_files : UINT64_MAX);
+    cg_users_init(&fs->control_users, CG_MAX_CONTROLS);
     pthread_rwlockattr_t prefer_writers; /* else a stream of new files would starve a move */
     pthread_rwlockattr_init(&prefer_writers);
     pthread_rwlockattr_setkind_np(&prefer_writers, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
@@ -104,6 +105,7 @@ static void close_all(cg_fs *fs)
     cg_closed_destroy(&fs->closed);
     cg_users_destroy(&fs->pending_users);
     cg_users_destroy(&fs->open_users);
+    cg_users_destroy(&fs->control_users);
     cg_strict_budget_destroy(&fs->budget);
     free(fs->space.model_quotas);
 }

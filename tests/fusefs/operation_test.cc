@@ -376,6 +376,37 @@ TEST_F(FsTest, UserHasAPartOfTheDescriptorsAndOthersTheRest)
         cg_fs_release(few.fs, file);
 }
 
+TEST_F(FsTest, UserHasSoManyOpenOfWhatTheDaemonTells)
+{
+    const uid_t me = fs.caller.uid, user = geteuid() + 1;
+    cg_fs_node *metrics = fs.find(".cachegenfs/metrics"), *folder = fs.find(".cachegenfs");
+    std::vector<cg_fs_file *> files(1);
+    cg_fs_file *one;
+    cg_fs_directory *directory;
+    fs.caller.uid = user;
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, metrics, O_WRONLY, &one), EACCES);
+    int error = 0;
+    while (files.size() < 1000 &&
+           (error = cg_fs_open(fs.fs, &fs.caller, metrics, O_RDONLY, &files.back())) == 0)
+        files.push_back(nullptr);
+    EXPECT_EQ(error, ENFILE);
+    files.pop_back();
+    EXPECT_GE(files.size(), 16u);
+    EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, folder, &directory), ENFILE);
+    cg_fs_release(fs.fs, files.back());
+    files.pop_back();
+    ASSERT_EQ(cg_fs_opendir(fs.fs, &fs.caller, folder, &directory), 0);
+    cg_fs_closedir(directory);
+    EXPECT_EQ(fs.list(".cachegenfs").size(), 3u) << "it was given back";
+    for (const uid_t uid : {user + 1, me}) {
+        fs.caller.uid = uid;
+        ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, metrics, O_RDONLY, &one), 0) << uid;
+        cg_fs_release(fs.fs, one);
+    }
+    for (cg_fs_file *file : files)
+        cg_fs_release(fs.fs, file);
+}
+
 class LanesTest : public testing::Test
 {
   protected:
