@@ -95,6 +95,8 @@ static int find_path(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const c
         for (const cg_node_name *name = at->names; name != NULL; name = name->next, number++) {
             if (number < *index)
                 continue;
+            if (number == CG_NODES_MAX_TRIED)
+                return ENOENT;
             if (n_seen++ == NAMES_A_TURN)
                 return EAGAIN;
             *index = number + 1;

@@ -376,6 +376,32 @@ TEST_F(FsTest, UserHasAPartOfTheDescriptorsAndOthersTheRest)
         cg_fs_release(few.fs, file);
 }
 
+// Each question for attributes asks whether a name of the file is strict.
+TEST_F(FsTest, OfAFileWithManyNamesSomeAreTried)
+{
+    static std::atomic<unsigned> n_tried;
+    cg_nodes *nodes = cg_fs_nodes(fs.fs);
+    unsigned index = 0;
+    char *path;
+    ASSERT_EQ(fs.put("m/file", Bytes{1}), 0);
+    cg_fs_node *file = fs.find("m/file"), *folder = fs.find("m");
+    for (unsigned i = 0; i < 4 * CG_NODES_MAX_TRIED; i++)
+        cg_nodes_add_name(nodes, file, folder, ("link" + std::to_string(i)).c_str());
+    n_tried = 0;
+    const auto none = [](const char *) {
+        n_tried++;
+        return false;
+    };
+    EXPECT_EQ(cg_nodes_path_of_file(nodes, file, none, &index, &path), ENOENT);
+    EXPECT_EQ(n_tried, static_cast<unsigned>(CG_NODES_MAX_TRIED));
+    const auto last = [](const char *text) {
+        return strcmp(text, ("m/link" + std::to_string(4 * CG_NODES_MAX_TRIED - 1)).c_str()) == 0;
+    };
+    index = 0;
+    ASSERT_EQ(cg_nodes_path_of_file(nodes, file, last, &index, &path), 0) << "the latest first";
+    free(path);
+}
+
 TEST_F(FsTest, UserHasSoManyOpenOfWhatTheDaemonTells)
 {
     const uid_t me = fs.caller.uid, user = geteuid() + 1;
