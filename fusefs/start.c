@@ -192,11 +192,11 @@ static void release_left(cg_fs *fs)
     for (size_t i = 0; i < CG_NODES_N_CONTROLS; i++)
         while (fs->nodes.controls[i] != NULL && fs->nodes.controls[i]->files != NULL)
             cg_fs_release(fs, fs->nodes.controls[i]->files);
-    while ((n = cg_nodes_each(&fs->nodes, &at, refs, PART_NODES)) > 0)
+    for (size_t from = 0; (n = cg_nodes_each(&fs->nodes, &at, refs, PART_NODES)) > 0; from = at)
         for (size_t i = 0; i < n; i++)
             if (refs[i].node->files != NULL) {
                 cg_fs_release(fs, refs[i].node->files);
-                at = 0; /* it may have freed nodes: from the beginning */
+                at = from; /* it may have freed nodes: from the same bucket again */
                 break;
             }
 }
