@@ -108,6 +108,12 @@ void cg_fs_give_back_control(cg_fs *fs, uid_t uid)
         cg_users_give_back(&fs->control_users, uid);
 }
 
+bool cg_fs_is_watched_file(const cg_fs *fs, const cg_fs_node *node)
+{
+    return fs->watch.is_trusted &&
+           (node->dev == fs->nodes.root->dev || node->control != CG_CONTROL_NONE);
+}
+
 bool cg_fs_is_hidden(const char *name)
 {
     return strcmp(name, CG_STAGING_DIRECTORY) == 0 || strcmp(name, CG_LAYOUT_FILE) == 0 ||

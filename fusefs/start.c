@@ -248,12 +248,6 @@ bool cg_fs_is_watched(const cg_fs *fs)
     return fs->watch.is_trusted;
 }
 
-bool cg_fs_is_watched_file(const cg_fs *fs, const cg_fs_node *node)
-{
-    return fs->watch.is_trusted &&
-           (node->dev == fs->nodes.root->dev || node->control != CG_CONTROL_NONE);
-}
-
 bool cg_fs_has_fine_times(const cg_fs *fs)
 {
     return fs->watch.has_fine_times;
