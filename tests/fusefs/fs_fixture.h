@@ -145,7 +145,9 @@ class Fs
     int put(const std::string &path, const Bytes &bytes)
     {
         cg_fs_file *file;
-        const int error = create(path, &file);
+        int error = create(path, &file);
+        if (error == ESTALE) // it is there: the kernel looks it up
+            error = open(path, O_WRONLY | O_TRUNC, &file);
         if (error != 0)
             return error;
         const int written = write(file, bytes), closed = close(file);
