@@ -6,6 +6,8 @@ usage: hooks_test.py
 import array
 import fcntl
 import functools
+import itertools
+import math
 import os
 import re
 import resource
@@ -24,7 +26,7 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no hook of the connector was called")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
-import prometheus_client  # noqa: E402
+import prometheus_client.multiprocess  # noqa: E402
 import torch  # noqa: E402
 from cachegen import abi  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
@@ -34,7 +36,7 @@ from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E40
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan, WorkerReport  # noqa: E402
-from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats  # noqa: E402
+from cachegen.vllm.metrics import UP, Increments, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import LOOKUPS, OTHER_PROFILE, Scheduler  # noqa: E402
@@ -102,7 +104,7 @@ class HooksTest(unittest.TestCase):
         self.assertEqual(public - does_nothing - in_other_processes - tested, {"bind_kv_cache_manager", "failures"})
 
     def test_so_is_what_vllm_calls_of_the_class(self):
-        for made in ("PromMetrics", "Stats"):
+        for made in ("PromMetrics", "LoggedStats"):
             with mock.patch(f"cachegen.vllm.connector.{made}", side_effect=ValueError):
                 self.assertIsNone(CachegenConnector.build_prom_metrics(None, {}, [], {}) if made == "PromMetrics"
                                   else CachegenConnector.build_kv_connector_stats())  # fmt: skip
@@ -885,7 +887,8 @@ class StartTest(unittest.TestCase):
             (abi.LibraryError("no such file"), "library"), (OSError("no weights"), "model files"),
             (RuntimeError("a mistake"), "error"),
         ):  # fmt: skip
-            with self.subTest(kind), self.assertLogs(guard.logger, "ERROR"):
+            time_of = mock.patch("cachegen.vllm.metrics.time.monotonic", return_value=0.0)
+            with self.subTest(kind), self.assertLogs(guard.logger, "ERROR"), time_of:
                 made = self.start(reason)
                 self.assertEqual(made.get_kv_connector_stats().data, {"state": {"worker": kind}})
                 self.assertIsNone(made.get_kv_connector_stats())
@@ -986,7 +989,9 @@ def prometheus_metrics(registry):
         kind: functools.partial(kind, registry=registry)
         for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
     }
-    return PromMetrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]})
+    return CachegenConnector.build_prom_metrics(
+        types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]}
+    )
 
 
 class MeasureTest(unittest.TestCase):
@@ -1012,6 +1017,48 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual((shown("saves_running"), shown("staging_bytes")), (1, 7))
         metrics.observe({"budget_met": 3, "loads": 0})
         self.assertEqual(shown("budget_met_total"), 3)
+
+    def test_several_front_ends_show_what_the_last_of_them_was_told(self):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(os.environ, PROMETHEUS_MULTIPROC_DIR=folder),
+            mock.patch("prometheus_client.metrics.time.time", side_effect=itertools.count(1)),
+        ):
+            kinds = {name: prometheus_client.values.MultiProcessValue(lambda name=name: name) for name in "ab"}
+            front_ends = {}
+            for name, state, n_loads in (("a", "up", 1), ("b", "failing loads", 7), ("a", "up", 2)):
+                with mock.patch("prometheus_client.metrics.values.ValueClass", kinds[name]):
+                    if name not in front_ends:
+                        front_ends[name] = prometheus_metrics(prometheus_client.CollectorRegistry())
+                    told = {"state": {"worker": state}, "gauges": {"worker": {"loads_running": n_loads}}}
+                    front_ends[name].observe(told)
+            registry = prometheus_client.CollectorRegistry()
+            prometheus_client.multiprocess.MultiProcessCollector(registry, folder)
+            samples = [s for metric in registry.collect() for s in metric.samples if not math.isnan(s.value)]
+        up = {tuple(s.labels.items()): s.value for s in samples if s.name == "vllm:cachegen_up"}
+        self.assertEqual(up, {(("engine", "0"), ("reason", "up")): 1})
+        running = [(s.labels, s.value) for s in samples if s.name == "vllm:cachegen_loads_running"]
+        self.assertEqual(running, [({"engine": "0"}, 2)])
+
+    def test_how_things_are_is_told_again_now_and_then_and_not_logged(self):
+        with mock.patch("cachegen.vllm.metrics.time.monotonic", return_value=100.0) as clock:
+            increments = Increments()
+
+            def told():
+                increments.repeat()
+                stats = increments.with_measures(None, "worker", {"saves_running": 1}, {})
+                return increments.with_state(stats, "worker", "up")
+
+            every = {"state": {"worker": "up"}, "gauges": {"worker": {"saves_running": 1}}}
+            self.assertEqual(told().data, every)
+            self.assertIsNone(told())
+            clock.return_value += 4.9
+            self.assertIsNone(told())
+            clock.return_value += 0.2
+            again = told().data
+        self.assertEqual(again, every)
+        self.assertTrue(CachegenConnector.build_kv_connector_stats(again).is_empty())
+        self.assertFalse(CachegenConnector.build_kv_connector_stats({**again, "loads": 1}).is_empty())
 
     def test_statistics_that_are_not_known_stop_no_answers(self):
         registry = prometheus_client.CollectorRegistry()
@@ -1171,7 +1218,7 @@ class MultiConnectorTest(unittest.TestCase):
     def test_its_statistics_find_ours(self):
         # As they come from another process; without the class by its name the server's log would end with an error.
         found = MultiConnector.build_kv_connector_stats({"CachegenConnector": {"loads": 1}})
-        self.assertEqual(found.data["CachegenConnector"], Stats(data={"loads": 1}))
+        self.assertEqual(found.data["CachegenConnector"].data, {"loads": 1})
 
 
 class WaitTest(unittest.TestCase):

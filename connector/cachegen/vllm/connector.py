@@ -15,7 +15,8 @@ from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, logger, nothing
 from cachegen.vllm.library import Library, Unsupported
 from cachegen.vllm.messages import Metadata
-from cachegen.vllm.metrics import UP, Increments, PromMetrics, Stats
+from cachegen.vllm.metrics import UP, Increments, LoggedStats, PromMetrics
+from cachegen.vllm.model_key import OTHER, UNCHECKED
 from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, OTHER_PROFILE, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
@@ -26,6 +27,7 @@ DOWN = {
     "unsupported": Unsupported, "configuration": abi.CachegenError, "library": abi.LibraryError, "model files": OSError,
 }  # fmt: skip
 FAILING = (GPU, OTHER_PROFILE, LOOKUPS, LOADS, SAVES)  # the same, of outages: the first one under way
+REASONS = (UP, *DOWN, "error", UNCHECKED, OTHER, *FAILING)
 
 
 class StartFailure(Exception):
@@ -170,6 +172,7 @@ class CachegenConnector(KVConnectorBase_V1):
         """Stats; None: nothing has changed."""
         is_open = self._side is not None and self._side.library is not None
         stats = None
+        self._increments.repeat()
         if is_open:
             stats = self._increments.since_last(self._side.counters())
             measures = self._side.gauges(), self._side.take_observed()
@@ -193,12 +196,12 @@ class CachegenConnector(KVConnectorBase_V1):
     @classmethod
     @guarded(nothing)
     def build_kv_connector_stats(cls, data=None):
-        return Stats(data=data or {})
+        return LoggedStats(data=data or {})
 
     @classmethod
     @guarded(nothing)
     def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, REASONS)
 
     @guarded(nothing)
     def shutdown(self):

@@ -1,5 +1,8 @@
 """The library's counters as vLLM wants them: increments for its log lines, and Prometheus metrics."""
 
+import os
+import time
+
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from cachegen import abi
@@ -11,6 +14,9 @@ OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "load
 THROUGHPUT = "throughput_bps"  # the newest counts; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP = "up"
+# vLLM tells each step's statistics to one of its front ends, and all of them are asked for metrics: so each is told
+# now and then how things are.
+REPEAT_SECONDS = 5
 GAUGES = "gauges"  # side -> name -> how much of it there is now
 GAUGE_TEXTS = {
     "lookups_running": "look-ups that the store has not answered yet",
@@ -62,11 +68,24 @@ class Stats(KVConnectorStats):
         return not any(self.data.values())
 
 
+class LoggedStats(Stats):
+    """For vLLM's log, which prints a line unless they are empty: how things are is no event."""
+
+    def is_empty(self):
+        return not self.reduce()
+
+
 class Increments:
     """Of counters, from report to report, and what has changed of a side's state and gauges."""
 
     def __init__(self):
         self._reported, self._state, self._gauges = {}, None, {}
+        self._repeated_s = time.monotonic()
+
+    def repeat(self):
+        """Every REPEAT_SECONDS state and gauges count as changed."""
+        if time.monotonic() - self._repeated_s >= REPEAT_SECONDS:
+            self._repeated_s, self._state, self._gauges = time.monotonic(), None, {}
 
     def with_state(self, stats, side, state):
         """stats, which may be None, and the side's state where it is another than at the last call."""
@@ -101,10 +120,12 @@ class Increments:
 class PromMetrics(KVConnectorPromMetrics):
     """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the
     gauge vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in
-    the API server's process."""
+    an API server's process. There may be several, which share their metrics by files: then a gauge is what the last
+    one of them said, and any of the reasons may be another one's."""
 
-    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues, reasons=()):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._reasons = reasons if "PROMETHEUS_MULTIPROC_DIR" in os.environ else ()
         self.failures = Failures()
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
@@ -116,7 +137,7 @@ class PromMetrics(KVConnectorPromMetrics):
             if name.endswith("_ns"):
                 name, factor = name[:-3] + "_seconds", 1e-9
             if name not in made:
-                kind = self._gauge_cls if counter == THROUGHPUT else self._counter_cls
+                kind = self._make_gauge if counter == THROUGHPUT else self._counter_cls
                 names = labelnames + ([] if level is None else ["level"])
                 made[name] = kind(
                     name=f"vllm:cachegen_{name}", documentation=f"libcachegen: {name}", labelnames=names
@@ -140,29 +161,32 @@ class PromMetrics(KVConnectorPromMetrics):
         }
         self._gauges = {
             name: by_engine_of(
-                self._gauge_cls(name=f"vllm:cachegen_{name}", documentation=what, labelnames=labelnames)
+                self._make_gauge(name=f"vllm:cachegen_{name}", documentation=what, labelnames=labelnames)
             )
             for name, what in GAUGE_TEXTS.items()
         }
         self._known_gauges = {}  # engine -> side -> name -> how much
-        self._up = self._gauge_cls(
+        self._up = self._make_gauge(
             name="vllm:cachegen_up",
             documentation="1: KV is loaded and saved; 0: why not",
             labelnames=[*labelnames, "reason"],
         )
         self._labels = per_engine_labelvalues
         self._states = {}  # engine -> side -> state
-        self._shown = {}  # engine -> reason
+        self._shown = {}  # engine -> reasons so far
+
+    def _make_gauge(self, **description):
+        return self._gauge_cls(multiprocess_mode="mostrecent", **description)
 
     def _show_state(self, states, engine_idx):
         known = self._states.setdefault(engine_idx, {})
         known.update(states)
         reason = next((state for _, state in sorted(known.items()) if state != UP), UP)
-        shown = self._shown.get(engine_idx)
-        if shown is not None and shown != reason:
-            self._up.labels(*self._labels[engine_idx], shown).set(float("nan"))
+        shown = self._shown.setdefault(engine_idx, set(self._reasons))
+        for passed in shown - {reason}:
+            self._up.labels(*self._labels[engine_idx], passed).set(float("nan"))
         self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
-        self._shown[engine_idx] = reason
+        shown.add(reason)
 
     def _show_gauges(self, gauges, engine_idx):
         """The sums over sides: each rank has its own."""
