@@ -1,8 +1,9 @@
 #!/bin/bash
-# .cachegenfs/metrics: histograms add up, and the dashboard names what there is. usage: metrics_test.sh CACHEGENFS CHUNK_FILES
+# .cachegenfs/metrics: histograms add up; the dashboard and SEMANTICS.md name what there is. usage: metrics_test.sh CACHEGENFS CHUNK_FILES
 # shellcheck source=tests/fusefs/mount.sh
 . "$(dirname "$0")/mount.sh" "$@"
 dashboard=$(dirname "$0")/../../configs/grafana.json
+semantics=$(dirname "$0")/../../fusefs/SEMANTICS.md
 
 mount_store
 mkdir -p "$mnt/m/contexts/c"
@@ -21,6 +22,18 @@ grep -o 'cachegenfs_[a-z_]*' "$dashboard" | sort -u > "$tmp/shown"
 names "$tmp/metrics" > "$tmp/there"
 check "the dashboard shows only metrics that are there" equal "$(comm -23 "$tmp/shown" "$tmp/there")" ""
 check "and all of them" equal "$(comm -13 "$tmp/shown" "$tmp/there" | grep -v 'request_seconds_\(sum\|count\)')" ""
+# A line for each metric: its name, its label and the values that the label may have.
+awk -F '[ {="]+' '
+    function tell() { if (line != "") print line }
+    /^# TYPE/ { tell(); line = $3 }
+    /^[^#]/ && NF > 2 { for (i = 2; i <= 3; i++) if (index(line " ", " " $i " ") == 0) line = line " " $i }
+    END { tell() }' "$tmp/metrics" | sort > "$tmp/exported"
+sed -n '/^## What is counted$/,/^## /s/^| `\([^|]*|[^|]*\)|.*/cachegenfs_\1/p' "$semantics" | tr -d '`|:,' |
+    awk '{ $1 = $1; print }' | sort > "$tmp/told"
+check "SEMANTICS.md's table has only metrics that are there" equal "$(comm -13 "$tmp/exported" "$tmp/told")" ""
+check "and all of them, with their labels" equal "$(comm -23 "$tmp/exported" "$tmp/told")" ""
+check "it names no other elsewhere" equal "$(grep -o '`cachegenfs_[a-z_]*`' "$semantics" | tr -d '`' | sort -u |
+    grep -vx -e cachegenfs_ -f <(cut -d ' ' -f 1 "$tmp/exported"))" ""
 check "each family has a type" equal "$(grep -c '^# TYPE' "$tmp/metrics")" "$(grep -c '^# HELP' "$tmp/metrics")"
 # Buckets count upwards, the last one all; and what was done just now is in them.
 check "histograms add up" awk -F'[{}" ]+' '
