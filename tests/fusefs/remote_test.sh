@@ -74,7 +74,8 @@ check "the store comes by sshfs" sshfs "${ssh_options[@]}" "$(id -un)@127.0.0.1:
 store=$tmp/far
 mount_store -o quota=1G
 check "a chunk is read" cmp "$mnt/$object" "$tmp/below/$object"
-mountpoint -q "$tmp/below" && check "which is a use" [ "$(stat -c %X "$tmp/below/$object")" -gt "$before" ]
+is_used() { [ "$(stat -c %X "$tmp/below/$object")" -gt "$before" ]; }
+mountpoint -q "$tmp/below" && check "which is a use, noted behind the close" wait_for 20 is_used
 check "and no change" equal "$(stat -c %Y "$tmp/below/$object")" "$before"
 # There a file has another number by each of its names.
 mkdir -p "$mnt/linked/contexts/c" "$mnt/moved/contexts/c"
