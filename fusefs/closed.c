@@ -28,7 +28,7 @@ void cg_closed_stop(cg_closed *closed)
 {
     pthread_mutex_lock(&closed->lock);
     closed->is_stopping = true;
-    pthread_cond_signal(&closed->ending.changed);
+    pthread_cond_broadcast(&closed->ending.changed); /* which has several threads */
     pthread_cond_signal(&closed->adopting.changed);
     pthread_mutex_unlock(&closed->lock);
 }
@@ -157,21 +157,18 @@ static void end_claim(cg_fs *fs, const cg_fs_file *file)
         cg_claim_end(file->fd);
 }
 
+static void adopt_and_end(cg_fs *fs, cg_fs_file *file)
+{
+    adopt(fs, file);
+    end(fs, file);
+}
+
 /* What may take long. */
 static void finish(cg_fs *fs, cg_fs_file *file)
 {
-    cg_tree_name name;
-    char *path;
     if (file->is_use) {
         cg_space_touch(fs, file->fd);
         give_back_use(&fs->closed);
-    }
-    if (file->writable && is_to_be_adopted(fs, file, &name, &path)) {
-        free(path);
-        end_claim(fs, file);
-        if (put_in(&fs->closed, &fs->closed.adopting, file))
-            return;
-        adopt(fs, file);
     }
     end(fs, file);
 }
@@ -179,6 +176,8 @@ static void finish(cg_fs *fs, cg_fs_file *file)
 void cg_closed_take(cg_fs *fs, cg_fs_file *file)
 {
     struct stat attr;
+    cg_tree_name name;
+    char *path;
     if (file->pending != NULL) {
         cg_fs_pending *pending = file->pending;
         file->pending = NULL;
@@ -188,6 +187,12 @@ void cg_closed_take(cg_fs *fs, cg_fs_file *file)
      * other file systems may wait for a network.) */
     if (file->writable && fs->has_identities)
         end_claim(fs, file);
+    if (file->writable && is_to_be_adopted(fs, file, &name, &path)) {
+        free(path);
+        if (!put_in(&fs->closed, &fs->closed.adopting, file))
+            adopt_and_end(fs, file);
+        return;
+    }
     /* Of an open file of this host's file system attributes are in memory. Closing it waits for
      * nothing if it was only read and keeps a name. */
     const bool is_quick =
@@ -209,8 +214,6 @@ void cg_fs_end_closed(cg_fs *fs)
 
 void cg_fs_adopt_closed(cg_fs *fs)
 {
-    for (cg_fs_file *file; (file = take_next(&fs->closed, &fs->closed.adopting)) != NULL;) {
-        adopt(fs, file);
-        end(fs, file);
-    }
+    for (cg_fs_file *file; (file = take_next(&fs->closed, &fs->closed.adopting)) != NULL;)
+        adopt_and_end(fs, file);
 }

@@ -137,7 +137,7 @@ void cg_fs_scrub(cg_fs *fs);
  * cg_fs_release() and cg_fs_forget() do so themselves, and may have to wait for the store. */
 void cg_fs_discard(cg_fs *fs);
 /* The rest of what comes after last closes (fusefs/closed.h), until cg_fs_stop(). For threads of
- * their own: without them cg_fs_release() does it itself. */
+ * their own, of the first any number: without them cg_fs_release() does it itself. */
 void cg_fs_end_closed(cg_fs *fs);
 void cg_fs_adopt_closed(cg_fs *fs);
 

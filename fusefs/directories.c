@@ -21,7 +21,7 @@ struct cg_fs_directory {
     DIR *dir;       /* of fd, from the first read on */
     char *path;     /* by which it was opened; "" of the root, and of one without a name */
     uint64_t epoch; /* of renames, from before that */
-    bool is_root;
+    bool is_root, is_control;
     off_t offset;        /* where dir stands */
     struct dirent entry; /* that we made up */
 };
@@ -258,12 +258,12 @@ static bool take_part(cg_fs *fs, const cg_fs_node *node, uid_t uid)
                                             : cg_fs_take_control(fs, uid);
 }
 
-static void give_back_part(cg_fs *fs, const cg_fs_node *node, uid_t uid)
+static void give_back_part(cg_fs *fs, bool is_control, uid_t uid)
 {
-    if (node->control == CG_CONTROL_NONE)
-        cg_fs_give_back_descriptor(fs, uid);
-    else
+    if (is_control)
         cg_fs_give_back_control(fs, uid);
+    else
+        cg_fs_give_back_descriptor(fs, uid);
 }
 
 int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
@@ -275,13 +275,14 @@ int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
     cg_fs_directory *directory = calloc(1, sizeof *directory);
     int error = 0, fd;
     if (directory == NULL) {
-        give_back_part(fs, node, caller->uid);
+        give_back_part(fs, node->control != CG_CONTROL_NONE, caller->uid);
         return ENOMEM;
     }
     directory->fs = fs;
     directory->opener = caller->uid;
     directory->fd = -1;
     directory->node = node;
+    directory->is_control = node->control != CG_CONTROL_NONE;
     directory->is_root = node == fs->nodes.root;
     /* Before it is opened by its path: a rename from now on makes that path doubtful
      * (cg_fs_lookup_read()). */
@@ -415,7 +416,7 @@ void cg_fs_closedir(cg_fs_directory *directory)
         closedir(directory->dir);
     else if (directory->fd >= 0)
         close(directory->fd);
-    give_back_part(directory->fs, directory->node, directory->opener);
+    give_back_part(directory->fs, directory->is_control, directory->opener);
     free(directory->path);
     free(directory);
 }

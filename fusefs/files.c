@@ -69,6 +69,8 @@ static int open_control(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
 static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_file **file_out)
 {
     const int fd = fcntl(pending->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0 && writable)
+        cg_claim_to_write(fd); /* the last writer's close may have ended the claim of all of them */
     const int error =
         fd < 0 ? errno : cg_fs_file_new(fs, pending->node, fd, writable, pending, file_out);
     if (error != 0)

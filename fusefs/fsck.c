@@ -273,8 +273,8 @@ static bool is_being_written(const fsck *f, int dir_fd, const char *path, int fd
     /* Asked now: a pass may take days. A time that is far ahead is somebody's own. */
     const int64_t age_s = cg_staging_now_s(f->config->staging) - before->st_mtim.tv_sec;
     return (age_s < WRITTEN_SECONDS && age_s > -WRITTEN_SECONDS) || fstat(fd, &now) != 0 ||
-           now.st_ctim.tv_sec != before->st_ctim.tv_sec ||
-           now.st_ctim.tv_nsec != before->st_ctim.tv_nsec ||
+           now.st_size != before->st_size || now.st_mtim.tv_sec != before->st_mtim.tv_sec ||
+           now.st_mtim.tv_nsec != before->st_mtim.tv_nsec ||
            cg_left_is_being_written(dir_fd, cg_walk_leaf(path));
 }
 

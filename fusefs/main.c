@@ -221,8 +221,10 @@ static void end_ending(ending *e)
  * exit status. */
 static int work(cg_mount *mount, const cg_options *options, log_target *target)
 {
-    static void *(*const WORKS[])(void *fs) = {keep,    scrub,      watch,       look_at_root,
-                                               discard, end_closed, adopt_closed};
+    /* Of a store on a network closing waits for an answer: several at a time. */
+    static void *(*const WORKS[])(void *fs) = {keep,       scrub,       watch,      look_at_root,
+                                               discard,    end_closed,  end_closed, end_closed,
+                                               end_closed, adopt_closed};
     enum { N_WORKS = sizeof WORKS / sizeof WORKS[0] };
     pthread_t threads[N_WORKS];
     bool has_thread[N_WORKS];

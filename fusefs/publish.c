@@ -57,8 +57,8 @@ static int meet_existing(cg_fs *fs, const cg_fs_pending *pending, const cg_view 
             error = 0;
     }
     if (error == 0 && fsync(fd) != 0) {
-        *replace_out = true;
-        error = EEXIST;
+        *replace_out = errno == EIO || errno == ENOSPC || errno == EDQUOT;
+        error = *replace_out ? EEXIST : errno;
     }
     close(fd);
     return error;

@@ -109,7 +109,7 @@ static int allow_change(cg_fs *fs, cg_fs_node *node)
     int error = is_published_now(fs, node) || is_shared_content(fs, node) ? EPERM : 0;
     /* Who had it open for writing when it was published holds no claim. Were it open for him again,
      * another daemon could publish it beside him. */
-    if (error == 0 && before == CG_GATE_SEALED && cg_fs_file_is_being_written(&fs->nodes, node))
+    if (error == 0 && before == CG_GATE_SEALED && cg_fs_file_stays_written(&fs->nodes, node))
         error = ETXTBSY;
     cg_gate_check_end(&fs->nodes, node, error == 0 ? CG_GATE_OPEN : before);
     return error;

@@ -68,8 +68,9 @@ static int take_step(room *r, const cg_eviction *step)
     if (error == 0) {
         r->freed_bytes += step->freed_bytes;
         cg_metrics_add(is_cut ? &metrics->cut : &metrics->evicted, 1);
-    } else if (step->parent != CG_EVICT_NO_CHUNK) {
-        r->stays[step->parent] = true; /* a chain has no hole before what is still there */
+    } else if (step->parent != CG_EVICT_NO_CHUNK &&
+               (error == ESTALE || (!is_cut && error != EALREADY))) {
+        r->stays[step->parent] = true; /* a chain has no hole before what was used or is there */
     }
     return error;
 }
@@ -84,9 +85,12 @@ static bool free_whole(room *r)
         if (cg_evict_choose(r->survey, &policy, &r->whole, &r->n_whole) != CG_OK)
             return false;
     }
-    while (r->next_whole < r->n_whole && may_go_on(r->fs))
-        if (take_step(r, &r->whole[r->next_whole++]) == 0)
+    while (r->next_whole < r->n_whole && may_go_on(r->fs)) {
+        const int error = take_step(r, &r->whole[r->next_whole++]);
+        if (error == 0)
             return true;
+        r->n_stale += error == ESTALE;
+    }
     return false;
 }
 
@@ -306,7 +310,8 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
         return true;
     /* While it is full nothing is published, and somebody may have made room past the mount. */
     if (has_rested(fs, passed_s, REST_SECONDS) &&
-        (may_be_full(fs) || may_model_be_full(fs) || fs->space.is_full || fs->space.is_unfinished))
+        (may_be_full(fs) || may_model_be_full(fs) || fs->space.is_full || fs->space.is_unfinished ||
+         fs->space.survey_status != CG_OK))
         return true;
     return (may_be_full(fs) && !is_no_use_at_once(fs)) ||
            (fs->space.is_unfinished && fs->space.survey_status == CG_OK &&
@@ -336,7 +341,7 @@ void cg_space_tend(cg_fs *fs)
         tend_survey(fs, &survey);
     }
     const bool holds = is_ours && cg_lease_holds(&fs->staging, LEASE); /* or lost in the middle */
-    if (is_surveyed) {
+    if (is_surveyed && fs->space.survey_status == CG_OK) { /* nor has a later one failed */
         /* Without what was published since the survey: some of it may go, and the next survey,
          * which is due at once, tells. Only who makes room knows that there is none to be made. */
         const bool is_full = fs->space.quota_bytes > 0 &&
