@@ -16,8 +16,8 @@
  * first; another one is refused (CACHEGEN_ERR_UNSUPPORTED_VERSION). Symbols are versioned
  * (libcachegen.map). Nothing here aborts the host. Every failure of a store is a cache miss.
  * Errors. Any function that returns a status returns CACHEGEN_ERR_INVALID_ARGUMENT for NULL, sizes
- * and numbers that cannot be, and CACHEGEN_ERR_NO_MEMORY; comments name the others. Then what it
- * would give back is NULL, 0 or as it was, and there is nothing to free.
+ * and numbers that cannot be, and CACHEGEN_ERR_NO_MEMORY; comments name those that a host may want
+ * to tell apart. A handle that it would give back is then NULL, and there is nothing to free.
  * Signals of the host reach none of the library's threads, except those that a thread causes itself
  * (SIGSEGV and the like), which are not blocked.
  * Surprises. (1) Look-ups, loads and saves are asynchronous: start one, then poll it or wait on the
@@ -392,7 +392,8 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
 /* Always fills *progress_out: done, status, loaded_tokens (what is stored of the prompt) and
- * copied. CACHEGEN_AGAIN until the save is done. */
+ * copied. CACHEGEN_AGAIN until the save is done. CACHEGEN_ERR_CANCELLED, where heads are brought
+ * together: another rank dropped its part, or its saves are others; nothing was stored. */
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
 /* Of a save with copy_later: nothing more is copied, since the blocks are wanted. From the return

@@ -210,7 +210,7 @@ class Profile:
     refine: np.ndarray = None  # u16 [n_classes][3][2]: a level given the next coarser one; None: levels don't nest
     is_joined: bool = False  # a group's K and V are one matrix; otherwise one each
     joint: Joint = None  # without it all components of a group are its own
-    # u8 [N_STEP_FACTORS][n_classes]: a column's class in blocks of a scale; None: no steps by block
+    # u8 [N_STEP_FACTORS][n_classes]: a column's class in blocks of a step factor; None: no steps by block
     class_at: np.ndarray = None
     query_mean: np.ndarray = None  # f32 [n_layers][n_query_heads][head_dim], of bf16 numbers; no heads: not known
     fingerprint: bytes = field(default=b"", compare=False)

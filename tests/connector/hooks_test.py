@@ -1054,10 +1054,12 @@ class MeasureTest(unittest.TestCase):
             self.assertIsNone(told())
             clock.return_value += 4.9
             self.assertIsNone(told())
-            clock.return_value += 0.2
+            clock.return_value = 105.0
             again = told().data
         self.assertEqual(again, every)
         self.assertTrue(CachegenConnector.build_kv_connector_stats(again).is_empty())
+        down = {"state": {"worker": "unsupported"}}
+        self.assertTrue(CachegenConnector.build_kv_connector_stats(down).is_empty())
         self.assertFalse(CachegenConnector.build_kv_connector_stats({**again, "loads": 1}).is_empty())
 
     def test_statistics_that_are_not_known_stop_no_answers(self):

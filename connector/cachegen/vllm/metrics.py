@@ -14,7 +14,7 @@ OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "load
 THROUGHPUT = "throughput_bps"  # the newest counts; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP = "up"
-# vLLM tells each step's statistics to one of its front ends, and all of them are asked for metrics: so each is told
+# vLLM tells each step's statistics to one of its front ends, and all of them are asked for metrics: so some one is told
 # now and then how things are.
 REPEAT_SECONDS = 5
 GAUGES = "gauges"  # side -> name -> how much of it there is now
@@ -72,7 +72,7 @@ class LoggedStats(Stats):
     """For vLLM's log, which prints a line unless they are empty: how things are is no event."""
 
     def is_empty(self):
-        return not self.reduce()
+        return not any(value for name, value in self.data.items() if name not in (STATE, GAUGES, OBSERVED))
 
 
 class Increments:
@@ -80,12 +80,14 @@ class Increments:
 
     def __init__(self):
         self._reported, self._state, self._gauges = {}, None, {}
-        self._repeated_s = time.monotonic()
+        self._period = None
 
     def repeat(self):
-        """Every REPEAT_SECONDS state and gauges count as changed."""
-        if time.monotonic() - self._repeated_s >= REPEAT_SECONDS:
-            self._repeated_s, self._state, self._gauges = time.monotonic(), None, {}
+        """Every REPEAT_SECONDS state and gauges count as changed: on all sides of a host with the same step, mostly, so
+        that one front end is told of all."""
+        period = time.monotonic() // REPEAT_SECONDS
+        if period != self._period:
+            self._period, self._state, self._gauges = period, None, {}
 
     def with_state(self, stats, side, state):
         """stats, which may be None, and the side's state where it is another than at the last call."""

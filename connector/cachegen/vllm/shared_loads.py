@@ -4,7 +4,7 @@ When the other one is scheduled, its blocks are in vLLM's own prefix cache: what
 and held in memory once. The request is asked again then, and loads what it still lacks.
 
 When many come at once, vLLM asks for each of them in one step. So loads are kept by key and wishes, and sorted by their
-prompts: those that begin alike stand side by side, and no request looks at all of them.
+prompts: those that begin alike stand side by side, and a request looks at no others.
 """
 
 import bisect
@@ -63,7 +63,9 @@ class SharedLoads:
         least = n_blocks(state.local_tokens + (n_wanted + 1) // 2, block_tokens) * block_tokens
         best, best_rest_ns, n_most = None, 0, 0
         for other in sorted(self._alike(state, least), key=lambda other: other.lookup_started_ns):
-            if not other.is_loading or not self._has_time_for(other, state, 0):
+            if min(n_tokens, other.load.to_token) <= n_most or not other.is_loading:
+                continue
+            if not self._has_time_for(other, state, 0):
                 continue
             n_shared = self._n_serves(other, state, least, n_tokens)
             rest_ns = (state.predicted_ns or 0) * (n_tokens - n_shared) // n_wanted
