@@ -22,9 +22,12 @@ inline size_t n_entries(const char *folder)
 template <typename Condition> bool comes_true(Condition condition)
 {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!condition() && std::chrono::steady_clock::now() < deadline)
+    while (!condition()) { // once it was true it is not asked again: asking may change things
+        if (std::chrono::steady_clock::now() >= deadline)
+            return false;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return condition();
+    }
+    return true;
 }
 
 // What the descriptors of this process are.
