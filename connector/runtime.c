@@ -165,15 +165,9 @@ void cg_runtime_leave(cg_runtime *rt)
     cg_handle_free(connector);
 }
 
-static struct timespec timespec_of(uint64_t ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
-                             .tv_nsec = (long)(ns % 1000000000u)};
-}
-
 void cg_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t deadline_ns)
 {
-    const struct timespec until = timespec_of(deadline_ns);
+    const struct timespec until = cg_deadline_at(deadline_ns);
     if (deadline_ns == UINT64_MAX)
         pthread_cond_wait(condition, lock);
     else

@@ -70,47 +70,26 @@ static bool is_stacked(int fd)
            (store.f_type == OVERLAYFS_MAGIC || store.f_type == FUSE_MAGIC);
 }
 
-/* In the background, since a large store takes a while; each step is atomic, so that ending in the
- * middle is fine. */
-static void *keep(void *fs)
-{
-    cg_fs_keep(fs);
-    return NULL;
-}
+/* What goes on in the background until cg_fs_stop(), a thread each. Each step of it is atomic, so
+ * that ending in the middle is fine. Of a store on a network closing waits for an answer: several
+ * at a time. */
+static void (*const WORKS[])(cg_fs *fs) = {
+    cg_fs_keep,       cg_fs_scrub,      cg_fs_watch,      cg_fs_look_at_root, cg_fs_discard,
+    cg_fs_end_closed, cg_fs_end_closed, cg_fs_end_closed, cg_fs_end_closed,   cg_fs_adopt_closed,
+};
+enum { N_WORKS = sizeof WORKS / sizeof WORKS[0] };
 
-static void *scrub(void *fs)
-{
-    cg_fs_scrub(fs);
-    return NULL;
-}
+typedef struct worker {
+    pthread_t thread;
+    void (*work)(cg_fs *fs);
+    cg_fs *fs;
+    bool has_thread;
+} worker;
 
-static void *watch(void *fs)
+static void *run_worker(void *arg)
 {
-    cg_fs_watch(fs);
-    return NULL;
-}
-
-static void *look_at_root(void *fs)
-{
-    cg_fs_look_at_root(fs);
-    return NULL;
-}
-
-static void *discard(void *fs)
-{
-    cg_fs_discard(fs);
-    return NULL;
-}
-
-static void *end_closed(void *fs)
-{
-    cg_fs_end_closed(fs);
-    return NULL;
-}
-
-static void *adopt_closed(void *fs)
-{
-    cg_fs_adopt_closed(fs);
+    const worker *w = arg;
+    w->work(w->fs);
     return NULL;
 }
 
@@ -221,22 +200,19 @@ static void end_ending(ending *e)
  * exit status. */
 static int work(cg_mount *mount, const cg_options *options, log_target *target)
 {
-    /* Of a store on a network closing waits for an answer: several at a time. */
-    static void *(*const WORKS[])(void *fs) = {keep,       scrub,       watch,      look_at_root,
-                                               discard,    end_closed,  end_closed, end_closed,
-                                               end_closed, adopt_closed};
-    enum { N_WORKS = sizeof WORKS / sizeof WORKS[0] };
-    pthread_t threads[N_WORKS];
-    bool has_thread[N_WORKS];
-    for (int i = 0; i < N_WORKS; i++)
-        has_thread[i] = pthread_create(&threads[i], NULL, WORKS[i], mount->fs) == 0;
+    worker workers[N_WORKS];
+    for (int i = 0; i < N_WORKS; i++) {
+        workers[i] = (worker){.work = WORKS[i], .fs = mount->fs};
+        workers[i].has_thread =
+            pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) == 0;
+    }
     const int result = serve(mount->session, options, cg_fs_metrics(mount->fs));
     if (result < 0)
         log_line(target, CG_LOG_ERROR, strerror(-result));
     cg_fs_stop(mount->fs);
     for (int i = 0; i < N_WORKS; i++)
-        if (has_thread[i])
-            pthread_join(threads[i], NULL);
+        if (workers[i].has_thread)
+            pthread_join(workers[i].thread, NULL);
     return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal that ends us is a good end */
 }
 

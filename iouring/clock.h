@@ -24,14 +24,19 @@ static inline int64_t cg_now_s(void)
     return (int64_t)(cg_now_ns() / CG_SECOND_NS);
 }
 
-/* The time in ns nanoseconds, as pthread_cond_timedwait() on a cg_cond_init() takes it. */
-static inline struct timespec cg_deadline_in(uint64_t ns)
+/* A time of this clock as pthread_cond_timedwait() on a cg_cond_init() takes it. */
+static inline struct timespec cg_deadline_at(uint64_t at_ns)
 {
-    const uint64_t at_ns = cg_now_ns() + ns;
     struct timespec at;
     at.tv_sec = (time_t)(at_ns / CG_SECOND_NS);
     at.tv_nsec = (long)(at_ns % CG_SECOND_NS);
     return at;
+}
+
+/* The same of the time in ns nanoseconds. */
+static inline struct timespec cg_deadline_in(uint64_t ns)
+{
+    return cg_deadline_at(cg_now_ns() + ns);
 }
 
 /* A condition whose deadlines are of this clock; pthread's own are of the clock that is set.

@@ -176,8 +176,7 @@ static bool wait_done(threads *t, uint64_t deadline_ns)
 {
     if (deadline_ns == UINT64_MAX)
         return pthread_cond_wait(&t->done, &t->lock) == 0;
-    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                                   .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    const struct timespec until = cg_deadline_at(deadline_ns);
     return pthread_cond_timedwait(&t->done, &t->lock, &until) == 0;
 }
 
