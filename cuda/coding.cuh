@@ -72,9 +72,9 @@ CG_LANE cg_cuda_column cg_cuda_find_column(const cg_cuda_coding &c,
     return column;
 }
 
-CG_LANE uint32_t cg_cuda_class_of(const cg_cuda_column &column, uint32_t scale_bits)
+CG_LANE uint32_t cg_cuda_class_of(const cg_cuda_column &column, uint32_t factor_shift)
 {
-    return column.is_there ? (uint32_t)(column.class_of >> scale_bits & 0xff) : column.n_idle;
+    return column.is_there ? (uint32_t)(column.class_of >> factor_shift & 0xff) : column.n_idle;
 }
 
 /* The finest level's cell; lanes without a column have 0. */
@@ -116,7 +116,7 @@ CG_LANE uint32_t cg_cuda_estimate_column(const cg_cuda_coding &c, const cg_cuda_
     uint32_t cost = 0, row = strip % every;
     *n_seen = 0;
     for (uint32_t r = 0; r < c.n_runs; r++) {
-        const uint32_t number = cg_cuda_class_of(column, c.runs[r].scale_bits);
+        const uint32_t number = cg_cuda_class_of(column, c.runs[r].factor_shift);
         for (; row < c.runs[r].end; row += every) {
             const int32_t cell = cg_cuda_thirds(cg_cuda_fetch_cell(column, row), column.n_thirds);
             *n_seen += 1;
@@ -265,7 +265,7 @@ CG_LANE bool cg_cuda_code_strip(Cta &cta, const cg_cuda_coding &c, const cg_cuda
     bool fits = true;
     for (uint32_t r = c.n_runs; r-- > 0 && fits;) {
         const uint32_t first = r > 0 ? c.runs[r - 1].end : 0, end = c.runs[r].end;
-        const cg_cuda_class *cls = &classes[cg_cuda_class_of(column, c.runs[r].scale_bits)];
+        const cg_cuda_class *cls = &classes[cg_cuda_class_of(column, c.runs[r].factor_shift)];
         if (column.is_refined)
             fits = cg_cuda_code_rows<CG_CUDA_CODE_REFINED>(cta, cls, column, first, end, words, x);
         else if (cta.ballot(cls->shift > 0) != 0)

@@ -97,7 +97,7 @@ typedef struct cg_cuda_strip {
 /* Rows of neighbours that are coded with the same classes: up to `end`, from the end of the run
  * before. */
 typedef struct cg_cuda_row_run {
-    uint32_t end, scale_bits; /* 8 times which of CG_STEP_FACTORS: shifts a word at class_of_at */
+    uint32_t end, factor_shift; /* 8 times which of CG_STEP_FACTORS: shifts a word at class_of_at */
 } cg_cuda_row_run;
 
 /* A matrix of streams, whatever becomes of its cells. */

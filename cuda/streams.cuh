@@ -154,7 +154,7 @@ CG_LANE void cg_cuda_decode_rows(Cta &cta, const cg_cuda_class *cls, uint32_t fi
 /* What a strip's class_at counts from, and which class a class is in which run. */
 struct cg_cuda_lane_classes {
     const uint8_t *of_columns;
-    const uint64_t *by_scale;
+    const uint64_t *by_factor;
     const cg_cuda_row_run *runs;
 };
 
@@ -163,7 +163,7 @@ struct cg_cuda_refining {
     const cg_cuda_class *classes;
     const cg_cuda_row_run *behind; /* the next run */
     cg_cuda_row_run next;          /* loaded long before it is needed */
-    uint64_t by_scale;
+    uint64_t by_factor;
     uint32_t number; /* of the class */
     uint32_t run_end;
     uint32_t refine[CG_RANS_REFINE_CONTEXTS];
@@ -174,7 +174,7 @@ CG_LANE void cg_cuda_next_run(cg_cuda_refining *at, bool has_column)
 {
     at->run_end = at->next.end;
     if (has_column)
-        at->number = (uint32_t)(at->by_scale >> at->next.scale_bits & 0xff);
+        at->number = (uint32_t)(at->by_factor >> at->next.factor_shift & 0xff);
     at->next = *at->behind++;
     CG_UNROLL
     for (int i = 0; i < CG_RANS_REFINE_CONTEXTS; i++)
@@ -253,17 +253,17 @@ CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const 
     }
     sink.strip(strip, lane);
     if constexpr (Sink::REFINES) {
-        const uint64_t by_scale = has_column ? lane_classes.by_scale[number] : 0;
+        const uint64_t by_factor = has_column ? lane_classes.by_factor[number] : 0;
         if (strip.is_refined != 0) {
             const cg_cuda_row_run *const runs = lane_classes.runs;
-            cg_cuda_refining at = {classes, runs + 1, runs[0], by_scale, number, 0, {}, 0};
+            cg_cuda_refining at = {classes, runs + 1, runs[0], by_factor, number, 0, {}, 0};
             cg_cuda_refine_strip(cta, &at, m->n_rows, sink, words, x, is_bad);
             return;
         }
         for (uint32_t r = 0, first = 0; r < m->n_runs; r++) {
             const cg_cuda_row_run run = lane_classes.runs[r];
             if (has_column)
-                number = (uint32_t)(by_scale >> run.scale_bits & 0xff);
+                number = (uint32_t)(by_factor >> run.factor_shift & 0xff);
             cg_cuda_decode_run(cta, &classes[number], first, run.end, sink, words, x, is_bad);
             first = run.end;
         }

@@ -292,13 +292,13 @@ static void check_file(fsck *f, int dir_fd, const char *path, const cg_tree_name
     }
     const cg_status status = check(f, fd, &attr, name, &finest_whole);
     const int kind = status == CG_OK ? 0 : cg_strict_errno(status);
+    const bool is_damaged = kind == EBADMSG || kind == EINVAL;
     if (kind == 0) {
         f->result.n_whole++;
-    } else if ((kind == EBADMSG || kind == EINVAL) &&
-               is_being_written(f, dir_fd, path, fd, &attr)) {
+    } else if (is_damaged && is_being_written(f, dir_fd, path, fd, &attr)) {
         f->result.n_being_written++;
         report(f, path, "not whole, but being written");
-    } else if (kind == EBADMSG || kind == EINVAL) {
+    } else if (is_damaged) {
         f->result.n_damaged++;
         report(f, path, cg_strerror(status));
         if (f->config->staging != NULL)
