@@ -45,6 +45,8 @@ typedef struct cg_estimator {
     double mean_bps, deviation; /* of the samples; deviation: of their times, relative */
     uint32_t n_forgotten;       /* times in a row that few samples came after it */
     uint32_t n_added;           /* samples, ever */
+    uint32_t n_doubted;         /* times that the prior was */
+    uint64_t doubted_ns;        /* when it was last */
     uint32_t generation; /* counts what was learnt: a decision made by less may be made anew */
 } cg_estimator;
 
@@ -79,6 +81,11 @@ double cg_estimator_hope(const cg_estimator *estimator);
  * they are younger. Meant for a link whose estimate makes every load look useless: it would never
  * be measured again. */
 bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
+
+/* Whether a prior that keeps all loads away should be doubted: nothing was ever measured since it
+ * was told, or what was is forgotten. So it is at once, half a minute later, and then after twice
+ * the time each, up to eight minutes. Returns the how manyth time it is; 0: not now. */
+uint32_t cg_estimator_doubt_prior(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is
  * divided equally among the reads under way. A read's bytes over the sum of its shares is the

@@ -76,12 +76,10 @@ static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *pla
         cg_link_promise_add(rt->link, &made, now_ns);
 }
 
-/* With the lock held: what the controller says to the chunks that were found, all[], of which the
- * last ends at stored tokens. sizes_out[]: their levels, where KL is bounded of those that are
- * loaded the one that each needs for that. */
-static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
-                                     const cg_controller_chunk *all, uint32_t stored,
-                                     cg_controller_chunk *sizes_out, uint8_t *levels_out)
+/* With the lock held: what the controller is to know of the chunks that were found, all[], of which
+ * the last ends at stored tokens. */
+static cg_controller_input look_out(cg_runtime *rt, const cachegen_lookup *l,
+                                    const cg_controller_chunk *all, uint32_t stored)
 {
     const uint64_t spent_ns = l->spent_ns + (cg_now_ns() - l->op.started_ns);
     /* Neither the store nor the engine has what follows. */
@@ -108,6 +106,16 @@ static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
         .end_token = l->prefix.n_tokens};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
     cg_runtime_speeds_end(rt);
+    return input;
+}
+
+/* With the lock held: what the controller says to them. sizes_out[]: their levels, where KL is
+ * bounded of those that are loaded the one that each needs for that. */
+static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
+                                     const cg_controller_chunk *all, uint32_t stored,
+                                     cg_controller_chunk *sizes_out, uint8_t *levels_out)
+{
+    const cg_controller_input input = look_out(rt, l, all, stored);
     uint32_t n_asked;
     if (l->max_kl > 0 && input.n_chunks > 0)
         return cg_kl_bound_decide(&input, &l->op.connector->model.quality, l->max_kl, sizes_out,
@@ -123,6 +131,17 @@ static bool forget_old_link(cg_runtime *rt)
     const bool has_forgotten = cg_estimator_forget_old(&cg_runtime_speeds(rt)->link, cg_now_ns());
     cg_runtime_speeds_end(rt);
     return has_forgotten;
+}
+
+/* With the lock held: nothing is loaded because of what the configuration says of the link, which
+ * may be wrong. Returns the how manyth time that is asked, 0: not now. */
+static uint32_t doubts_prior(cg_runtime *rt, const cachegen_lookup *l)
+{
+    if (l->op.connector->config->policy != CG_POLICY_TTFT_BUDGET || l->max_kl > 0)
+        return 0;
+    const uint32_t doubts = cg_estimator_doubt_prior(&cg_runtime_speeds(rt)->link, cg_now_ns());
+    cg_runtime_speeds_end(rt);
+    return doubts;
 }
 
 /* The chunks' sizes to sizes[n_chunks]. Returns how many tokens they have. */
@@ -215,6 +234,12 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
         cg_controller_decision decision = choose(rt, l, all, stored, sizes, levels);
         if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt))
             decision = choose(rt, l, all, stored, sizes, levels);
+        const uint32_t doubts =
+            prefix->n_chunks > 0 && decision.n_load == 0 ? doubts_prior(rt, l) : 0;
+        if (doubts > 0) {
+            const cg_controller_input input = look_out(rt, l, all, stored);
+            decision = cg_controller_probe(&input, doubts, levels);
+        }
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);
         if ((l->plan = malloc(l->plan_bytes)) != NULL) {

@@ -552,9 +552,17 @@ TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster)
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
     EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "speed of recomputing unknown";
     cachegen_report_prefill(engine.c, 1000, 1000000);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 32u) << "whether the prior is true";
     const cachegen_hit hit = engine.look_up(tokens);
     EXPECT_EQ(hit.hit_tokens, 0u);
     EXPECT_EQ(hit.stored_tokens, 95u);
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    p.abi_version = CACHEGEN_ABI_VERSION;
+    p.bytes_read = 1 << 20;
+    p.read_ns = 10000000;
+    cachegen_report_load(engine.c, 0, &p);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "it is not";
 }
 
 // A look-up of which computing takes 0.8 of what loading does.
