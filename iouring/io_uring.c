@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
@@ -22,7 +23,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-enum { KEEP_BYTES = 128 << 20, MAX_CHAIN_BYTES = 1 << 30 };
+enum { KEEP_BYTES = 128 << 20, MAX_CHAIN_BYTES = 1 << 30, DESCRIPTORS_SHARE = 4 };
 
 static void end_flight(cg_io *io, cg_io_flight *f)
 {
@@ -137,8 +138,11 @@ static void landed(cg_io *io, uint64_t data, int result)
     switch (f->mode) {
     case CG_IO_MODE_STEPS:
         /* An abandoned op has its step cancelled: the next ones clean up, as after EINTR. And one
-         * for which there is no worker: a read is done again, without. */
+         * for which there is no worker: a read is done again, without. A close is never cancelled,
+         * so there was none, and nobody else would ever close it. */
         f->op->lacks_workers |= result == -ECANCELED;
+        if (result == -ECANCELED && f->op->step.kind == CG_IO_STEP_CLOSE)
+            close(f->op->step.fd);
         cg_io_op_advance(f->op, result == -ECANCELED ? -EINTR : result);
         next_step(io, f);
         break;
@@ -409,6 +413,16 @@ static const cg_io_backend_calls CALLS = {
     .free = uring_free,
 };
 
+/* Without chains each operation has a descriptor of the process, which needs some for itself. */
+static void limit_depth(cg_io_config *config)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+        limit.rlim_cur / DESCRIPTORS_SHARE < config->queue_depth)
+        config->queue_depth =
+            limit.rlim_cur > DESCRIPTORS_SHARE ? (uint32_t)(limit.rlim_cur / DESCRIPTORS_SHARE) : 1;
+}
+
 cg_status cg_io_uring_open(cg_io *io)
 {
     /* Fewer than max_abandoned are held up when an operation is submitted, and then queue_depth may
@@ -429,6 +443,8 @@ cg_status cg_io_uring_open(cg_io *io)
         goto no_ring;
     }
     note_mapping();
+    if (!u->ring.has_chains)
+        limit_depth(&io->config);
     if ((status = cg_io_pool_new(KEEP_BYTES, cg_io_ring_evict, &u->ring, &io->pool)) != CG_OK)
         goto no_pool;
     io->calls = &CALLS;

@@ -3,12 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 /* Pinned memory counts against RLIMIT_MEMLOCK and cannot be swapped: enough for deep queues, not
  * for everything. */
 static const uint64_t MAX_FIXED_BYTES = 256ull << 20;
 
-enum { MAX_RING_ENTRIES = 32768 };
+enum { MAX_RING_ENTRIES = 32768, THREADS_SHARE = 8, LEAST_WORKERS = 4 };
 
 static uint32_t power_of_two(uint64_t at_least)
 {
@@ -47,6 +48,36 @@ static const char *missing_feature(struct io_uring *ring)
     return missing;
 }
 
+/* How many threads this container may have; 0: not said. */
+static uint64_t threads_of_container(void)
+{
+    static const char *const PATHS[] = {"/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"};
+    unsigned long long n = 0;
+    for (size_t i = 0; i < sizeof PATHS / sizeof PATHS[0] && n == 0; i++) {
+        FILE *file = fopen(PATHS[i], "re");
+        if (file == NULL)
+            continue;
+        if (fscanf(file, "%llu", &n) != 1) /* "max" */
+            n = 0;
+        fclose(file);
+    }
+    return n;
+}
+
+/* Each operation that hangs holds a worker, which counts as a thread of the process. All threads
+ * that it may have are not ours: the host needs some, too. */
+static uint32_t most_workers(uint32_t n_flights)
+{
+    struct rlimit user;
+    uint64_t n = threads_of_container();
+    if (getrlimit(RLIMIT_NPROC, &user) == 0 && user.rlim_cur != RLIM_INFINITY &&
+        (n == 0 || user.rlim_cur < n))
+        n = user.rlim_cur > 0 ? user.rlim_cur : 1;
+    if (n == 0 || n / THREADS_SHARE >= n_flights)
+        return n_flights;
+    return n / THREADS_SHARE > LEAST_WORKERS ? (uint32_t)(n / THREADS_SHARE) : LEAST_WORKERS;
+}
+
 bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t reason_bytes)
 {
     /* A flight has at most four entries, and two cancellations; one more polls for wake-ups. */
@@ -75,7 +106,7 @@ bool cg_io_ring_init(cg_io_ring *r, uint32_t n_flights, char *reason_out, size_t
 
     /* By default 4 workers a CPU: a few hung reads would hold up all others. Older kernels cannot
      * be told. */
-    unsigned workers[2] = {n_flights, 0};
+    unsigned workers[2] = {most_workers(n_flights), 0};
     io_uring_register_iowq_max_workers(&r->ring, workers);
     /* Without it a linked read takes its file when it is submitted, before the open has filled the
      * slot. */

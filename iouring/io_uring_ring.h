@@ -13,6 +13,10 @@
 
 #include <liburing.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { CG_IO_FIXED_BUFFERS = 256 };
 
 typedef struct cg_io_ring {
@@ -34,4 +38,8 @@ bool cg_io_ring_init(cg_io_ring *ring, uint32_t n_flights, char *reason_out, siz
 void cg_io_ring_register(cg_io_ring *ring, cg_io_pool_buffer *buffer);
 /* Takes a registration back. For cg_io_pool_new(): context is the cg_io_ring. */
 void cg_io_ring_evict(void *context, int slot);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,4 +1,5 @@
 #include "iouring/io.h"
+#include "iouring/io_uring_ring.h"
 
 #include <gtest/gtest.h>
 #include <linux/capability.h>
@@ -620,6 +621,54 @@ size_t n_workers()
     return n;
 }
 
+// As with a small --ulimit nofile, or a kernel before 5.19.
+TEST(IoNewTest, WithFewDescriptorsTheQueueIsNotAsDeep)
+{
+    char reason[256];
+    if (!cg_io_uring_reason(reason, sizeof reason))
+        CG_SKIP_OR_FAIL("uring", "threads have few descriptors in any case: " << reason);
+    const cg_test::TempDir dir;
+    const std::vector<uint8_t> bytes = draw_bytes(4096, 1);
+    dir.write("file", bytes);
+    EXPECT_EQ(status_of_child([&] {
+                  const struct rlimit few = {256, 256};
+                  const cg_io_config config = {CG_IO_URING, 896, 0, 0};
+                  cg_io *io;
+                  if (setrlimit(RLIMIT_NOFILE, &few) != 0 || cg_io_new(&config, &io) != CG_OK)
+                      return complain("no queue");
+                  uint64_t n = 0;
+                  while (cg_io_read_range(io, dir.fd, "file", 0, 4096, CG_IO_CACHED, n) == CG_OK)
+                      n++;
+                  if (n < 16 || n > 128)
+                      return complain("as many as ever, or next to none");
+                  while (cg_io_n_under_way(io) > 0)
+                      if (take_bytes(io, bytes.size(), bytes.data()) != 0)
+                          return 1;
+                  cg_io_free(io, 0);
+                  return 0;
+              }),
+              0);
+}
+
+// As in a container with a small --pids-limit.
+TEST(IoNewTest, WithFewThreadsMostOfThemAreTheHosts)
+{
+    char reason[256];
+    if (!cg_io_uring_reason(reason, sizeof reason))
+        CG_SKIP_OR_FAIL("uring", "there are no workers: " << reason);
+    EXPECT_EQ(status_of_child([&] {
+                  const struct rlimit few = {200, 200};
+                  static cg_io_ring ring;
+                  unsigned workers[2] = {};
+                  if (setrlimit(RLIMIT_NPROC, &few) != 0 ||
+                      !cg_io_ring_init(&ring, 960, nullptr, 0) ||
+                      io_uring_register_iowq_max_workers(&ring.ring, workers) != 0)
+                      return complain("no ring");
+                  return workers[0] > 0 && workers[0] <= 50 ? 0 : complain("too many, or none");
+              }),
+              0);
+}
+
 // Reads parts of the file, all at once. open: NULL, or the open file.
 int read_parts(cg_io *io, int dir_fd, uint64_t n_bytes, cg_open_file *open)
 {
@@ -667,7 +716,7 @@ TEST(IoNewTest, WorkersCopyLargeReads)
 }
 
 // As in a container that has all the threads it may have.
-TEST(IoNewTest, WithoutWorkersLargeReadsAreCopiedByTheCaller)
+TEST(IoNewTest, WithoutWorkersLargeReadsAreCopiedByTheCallerAndFilesClosed)
 {
     char reason[256];
     if (!cg_io_uring_reason(reason, sizeof reason))
@@ -693,6 +742,14 @@ TEST(IoNewTest, WithoutWorkersLargeReadsAreCopiedByTheCaller)
                 is_open ? cg_open_file_new(openat(dir.fd, "file", O_RDONLY)) : nullptr;
             if (read_parts(io, dir.fd, 1 << 20, file) != 0)
                 return 1;
+            const int extra = openat(dir.fd, "file", O_RDONLY);
+            cg_io_completion closed;
+            size_t n_closed = 0;
+            if (cg_io_close(io, extra, 1) != CG_OK ||
+                cg_io_wait(io, UINT64_MAX, &closed, 1, &n_closed) != CG_OK || n_closed != 1)
+                return complain("a close does not end");
+            if (fcntl(extra, F_GETFD) >= 0)
+                return complain("a file stays open");
             return n_workers() == 0 ? 0 : int{NOT_LIMITED};
         });
         if (status == NOT_LIMITED)
