@@ -48,6 +48,15 @@ int cg_tool_encode(const cg_tool_options *options);
 int cg_tool_decode(const cg_tool_options *options);
 int cg_tool_transcode(const cg_tool_options *options);
 
+/* What decode says in "__metadata__" of the tensors that it writes, and encode asks: they are as
+ * good as this level, at most, at these positions of a prompt, behind this key. */
+#define CG_TOOL_WORST_LEVEL "cachegen.worst_level"
+#define CG_TOOL_FIRST_POSITION "cachegen.first_position"
+#define CG_TOOL_PARENT "cachegen.parent"
+#define CG_TOOL_MODEL "cachegen.model"
+/* There is such a text where keys depend on more than tokens, or values on scales of the cache. */
+#define CG_TOOL_EXTRA "cachegen.extra"
+
 /* "cgtool: PATH: MESSAGE" on stderr, one line. */
 void cg_tool_complain(const char *path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

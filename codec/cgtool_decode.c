@@ -27,7 +27,7 @@ static int input_paths(const char *path, cg_tool_paths *paths)
     if (cg_tool_is_directory(path)) {
         const int code = cg_tool_list(path, CHUNK_SUFFIXES, false, paths);
         if (code == CG_TOOL_OK && paths->n_paths == 0) {
-            cg_tool_complain(path, "holds no *.kv");
+            cg_tool_complain(path, "holds no *.kv. Of a context, name the folder of a level");
             return CG_TOOL_BAD_DATA;
         }
         return code;
@@ -82,6 +82,9 @@ typedef struct collection {
     uint8_t *ids; /* I64 */
     size_t n_tokens;
     cg_geometry geometry;
+    cg_chunk_header first; /* the first chunk's */
+    unsigned worst_level;  /* of all, and of what they were computed on */
+    bool has_extra;        /* some depend on more than their tokens */
 } collection;
 
 static size_t row_bytes(const cg_geometry *g)
@@ -89,9 +92,10 @@ static size_t row_bytes(const cg_geometry *g)
     return cg_geometry_channels(g) * cg_dtype_bytes(g->dtype);
 }
 
-static cg_status collection_new(const cg_geometry *geometry, size_t n_tokens, collection *all)
+static cg_status collection_new(const cg_chunk_header *first, size_t n_tokens, collection *all)
 {
-    *all = (collection){.n_tokens = n_tokens, .geometry = *geometry};
+    const cg_geometry *geometry = &first->geometry;
+    *all = (collection){.n_tokens = n_tokens, .geometry = *geometry, .first = *first};
     size_t n_bytes;
     if (!cg_size_mul(row_bytes(geometry) * geometry->n_layers, n_tokens, &n_bytes))
         return CG_ERR_NO_MEMORY;
@@ -118,7 +122,13 @@ static cg_status collect(collection *all, size_t at, const cg_tool_file *file,
     cg_status status = cg_chunk_open(file->bytes, file->n_bytes, &chunk);
     if (status != CG_OK)
         return status;
-    const size_t n = chunk.header.n_tokens, n_row = row_bytes(&all->geometry);
+    static const cg_key none;
+    const cg_chunk_header *h = &chunk.header;
+    const size_t n = h->n_tokens, n_row = row_bytes(&all->geometry);
+    const unsigned worst = h->prefix_level > h->level ? h->prefix_level : h->level;
+    if (all->worst_level < worst)
+        all->worst_level = worst;
+    all->has_extra |= !cg_key_equal(&h->extra, &none) || h->cache_scales != 0;
     uint32_t *tokens = malloc(n * sizeof *tokens);
     if (tokens == NULL)
         return CG_ERR_NO_MEMORY;
@@ -157,8 +167,21 @@ static int write_tensors(const char *path, const collection *all)
                               {all->plane[CG_K], plane_bytes},
                               {all->plane[CG_V], plane_bytes},
                               {all->ids, 8 * all->n_tokens}};
-    const cg_status status =
-        cg_safetensors_header(tensors, 3, &pieces[0].bytes, &pieces[0].n_bytes);
+    char position[16], parent[CG_KEY_HEX_BYTES], model[CG_KEY_HEX_BYTES];
+    cg_key model_key;
+    memcpy(model_key.bytes, all->first.model.bytes, sizeof model_key.bytes);
+    snprintf(position, sizeof position, "%u", all->first.first_position);
+    cg_key_to_hex(&all->first.parent, parent);
+    cg_key_to_hex(&model_key, model);
+    const cg_safetensors_text metadata[] = {
+        {CG_TOOL_WORST_LEVEL, cg_tool_level_name(all->worst_level)},
+        {CG_TOOL_FIRST_POSITION, position},
+        {CG_TOOL_PARENT, parent},
+        {CG_TOOL_MODEL, model},
+        {CG_TOOL_EXTRA, "images, adapters or scales of the cache"}};
+    const size_t n_metadata = sizeof metadata / sizeof *metadata - !all->has_extra;
+    const cg_status status = cg_safetensors_header(tensors, 3, metadata, n_metadata,
+                                                   &pieces[0].bytes, &pieces[0].n_bytes);
     if (status != CG_OK)
         return cg_tool_fail(path, status);
     const int code = cg_tool_write(path, pieces, 4);
@@ -203,7 +226,7 @@ int cg_tool_decode(const cg_tool_options *options)
     if (code == CG_TOOL_OK)
         code = check_chain(&paths, &header, &n_tokens);
     if (code == CG_TOOL_OK)
-        code = cg_tool_fail(options->paths[0], collection_new(&header.geometry, n_tokens, &all));
+        code = cg_tool_fail(options->paths[0], collection_new(&header, n_tokens, &all));
     for (size_t i = 0; code == CG_TOOL_OK && i < paths.n_paths; i++) {
         cg_tool_file file, elements = {0};
         code = open_chunk(paths.path[i], &file, &header);

@@ -147,11 +147,89 @@ static void gather(const kv_tensors *kv, size_t first, size_t n, uint8_t *chunk)
     }
 }
 
+/* Where tensors are from. */
+typedef struct origin {
+    uint8_t worst_level; /* their own, or of what they were computed on */
+    uint32_t first_position;
+    cg_key parent;
+} origin;
+
+static int read_decoded(const cg_tool_options *options, const cg_safetensors *tensors,
+                        const char *level, origin *from)
+{
+    const char *path = options->paths[0],
+               *position = cg_safetensors_metadata(tensors, CG_TOOL_FIRST_POSITION),
+               *parent = cg_safetensors_metadata(tensors, CG_TOOL_PARENT);
+    char *end = NULL;
+    const unsigned long first = position != NULL ? strtoul(position, &end, 10) : 0;
+    cg_key key;
+    if (level[0] != 'L' || level[1] < '0' || level[1] >= '0' + CG_N_LEVELS || level[2] != 0 ||
+        position == NULL || *position < '0' || *position > '9' || *end != 0 || first > UINT32_MAX ||
+        parent == NULL || strlen(parent) != CG_KEY_HEX_BYTES - 1 ||
+        !cg_key_from_hex(parent, &key)) {
+        cg_tool_complain(path, "its __metadata__ is not as decode writes it");
+        return CG_TOOL_BAD_DATA;
+    }
+    if (cg_safetensors_metadata(tensors, CG_TOOL_EXTRA) != NULL) {
+        cg_tool_complain(path, "was decoded from chunks that depend on more than their tokens "
+                               "(images, adapters, scales of the cache)");
+        return CG_TOOL_BAD_DATA;
+    }
+    if (first > 0 && options->salt != NULL) {
+        cg_tool_complain(path,
+                         "begins at position %lu, behind a key: --salt is for a prompt's "
+                         "start",
+                         first);
+        return CG_TOOL_BAD_DATA;
+    }
+    if (from->worst_level < level[1] - '0')
+        from->worst_level = (uint8_t)(level[1] - '0');
+    from->first_position = (uint32_t)first;
+    if (options->salt == NULL)
+        from->parent = key;
+    return CG_TOOL_OK;
+}
+
+/* By the options; of what decode wrote, by its "__metadata__", too. */
+static int read_origin(const cg_tool_options *options, const cg_safetensors *tensors,
+                       const kv_tensors *kv, const cg_fingerprint *model, origin *origin_out)
+{
+    const char *path = options->paths[0], *salt = options->salt != NULL ? options->salt : "",
+               *level = cg_safetensors_metadata(tensors, CG_TOOL_WORST_LEVEL),
+               *decoded = cg_safetensors_metadata(tensors, CG_TOOL_MODEL);
+    char hex[CG_KEY_HEX_BYTES];
+    cg_key model_key;
+    /* As connectors do: they find what is encoded here. */
+    const cg_fingerprint of_cache = cg_key_model(model, kv->geometry.dtype);
+    *origin_out = (origin){.worst_level = (uint8_t)options->prefix_level,
+                           .parent = cg_key_root(&of_cache, salt, strlen(salt))};
+    memcpy(model_key.bytes, model->bytes, sizeof model_key.bytes);
+    cg_key_to_hex(&model_key, hex);
+    if (level != NULL && (decoded == NULL || strcmp(decoded, hex) != 0)) {
+        cg_tool_complain(path, "was decoded from chunks of another model");
+        return CG_TOOL_BAD_DATA;
+    }
+    const int code = level != NULL ? read_decoded(options, tensors, level, origin_out) : CG_TOOL_OK;
+    if (code != CG_TOOL_OK)
+        return code;
+    if (kv->n_tokens > UINT32_MAX - origin_out->first_position) {
+        cg_tool_complain(path, "ends past the last position that there is");
+        return CG_TOOL_BAD_DATA;
+    }
+    if (options->level <= CG_L1 && origin_out->worst_level > options->level) {
+        cg_tool_complain(path, "is of a cache that was at %s: no %s can be made of it",
+                         cg_tool_level_name(origin_out->worst_level),
+                         cg_tool_level_name((unsigned)options->level));
+        return CG_TOOL_BAD_DATA;
+    }
+    return CG_TOOL_OK;
+}
+
 static int encode_chunks(const cg_tool_options *options, const cg_profile *profile,
-                         const kv_tensors *kv, const uint32_t *tokens, const cg_fingerprint *model)
+                         const kv_tensors *kv, const uint32_t *tokens, const cg_fingerprint *model,
+                         const origin *from)
 {
     const size_t step = options->chunk_tokens, element_bytes = cg_dtype_bytes(kv->geometry.dtype);
-    const char *salt = options->salt != NULL ? options->salt : "";
     const size_t max_tokens = kv->n_tokens < step ? kv->n_tokens : step;
     const size_t max_bytes =
         (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)max_tokens) * element_bytes;
@@ -161,15 +239,13 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
 
     cg_tool_output out;
     uint64_t written_bytes = 0, all_saturated = 0;
-    /* As connectors do: they find what is encoded here. */
-    const cg_fingerprint of_cache = cg_key_model(model, kv->geometry.dtype);
-    cg_key parent = cg_key_root(&of_cache, salt, strlen(salt));
+    cg_key parent = from->parent;
     int code = cg_tool_output_open(&out, options, options->paths[1], kv->n_tokens > step);
     for (size_t first = 0; code == CG_TOOL_OK && first < kv->n_tokens; first += step) {
         const size_t n = kv->n_tokens - first < step ? kv->n_tokens - first : step;
         const cg_chunk_header header = {
-            .prefix_level = (uint8_t)options->prefix_level,
-            .first_position = (uint32_t)first,
+            .prefix_level = from->worst_level,
+            .first_position = from->first_position + (uint32_t)first,
             .n_tokens = (uint32_t)n,
             .geometry = kv->geometry,
             .model = *model,
@@ -235,6 +311,7 @@ int cg_tool_encode(const cg_tool_options *options)
     uint32_t *tokens = NULL;
     cg_tool_file in = {0};
     kv_tensors kv;
+    origin from;
     cg_fingerprint model;
     int code = CG_TOOL_OK;
     if (options->level != CG_L0 && options->profile_path == NULL) {
@@ -285,7 +362,8 @@ int cg_tool_encode(const cg_tool_options *options)
             goto done;
         }
     }
-    code = encode_chunks(options, profile, &kv, tokens, &model);
+    if ((code = read_origin(options, tensors, &kv, &model, &from)) == CG_TOOL_OK)
+        code = encode_chunks(options, profile, &kv, tokens, &model, &from);
 done:
     free(tokens);
     cg_safetensors_free(tensors);

@@ -8,6 +8,7 @@
 struct cg_safetensors {
     size_t n_tensors;
     cg_safetensor *tensors; /* [n_tensors], in the order of their data */
+    json_t *metadata;       /* what it is of, or NULL */
 };
 
 size_t cg_safetensors_dtype_bytes(const char *dtype)
@@ -108,8 +109,10 @@ static cg_status read_tensors(const json_t *root, cg_cursor data, cg_safetensors
     json_t *about;
     json_object_foreach((json_t *)root, name, about)
     {
-        if (strcmp(name, "__metadata__") == 0)
+        if (strcmp(name, "__metadata__") == 0) {
+            tensors->metadata = json_incref(about);
             continue;
+        }
         const cg_status status =
             read_tensor(name, about, data, &tensors->tensors[tensors->n_tensors], what_out);
         if (status != CG_OK)
@@ -183,6 +186,7 @@ void cg_safetensors_free(cg_safetensors *tensors)
 {
     if (tensors == NULL)
         return;
+    json_decref(tensors->metadata);
     free(tensors->tensors);
     free(tensors);
 }
@@ -206,6 +210,11 @@ const cg_safetensor *cg_safetensors_find(const cg_safetensors *tensors, const ch
     return NULL;
 }
 
+const char *cg_safetensors_metadata(const cg_safetensors *tensors, const char *name)
+{
+    return json_string_value(json_object_get(tensors->metadata, name));
+}
+
 static json_t *describe(const cg_safetensor *tensor, uint64_t begin)
 {
     json_t *shape = json_array();
@@ -215,14 +224,28 @@ static json_t *describe(const cg_safetensor *tensor, uint64_t begin)
                      (json_int_t)begin, (json_int_t)(begin + tensor->data_bytes));
 }
 
-cg_status cg_safetensors_header(const cg_safetensor *tensors, size_t n_tensors, uint8_t **bytes_out,
-                                size_t *n_bytes_out)
+static bool add_metadata(json_t *root, const cg_safetensors_text *metadata, size_t n_metadata)
+{
+    json_t *texts = n_metadata > 0 ? json_object() : NULL;
+    for (size_t i = 0; i < n_metadata; i++)
+        if (json_object_set_new(texts, metadata[i].name, json_string(metadata[i].text)) != 0) {
+            json_decref(texts);
+            return false;
+        }
+    return n_metadata == 0 || json_object_set_new(root, "__metadata__", texts) == 0;
+}
+
+cg_status cg_safetensors_header(const cg_safetensor *tensors, size_t n_tensors,
+                                const cg_safetensors_text *metadata, size_t n_metadata,
+                                uint8_t **bytes_out, size_t *n_bytes_out)
 {
     *bytes_out = NULL;
     cg_status status = CG_ERR_NO_MEMORY;
     char *text = NULL;
     uint64_t begin = 0;
     json_t *root = json_object();
+    if (!add_metadata(root, metadata, n_metadata))
+        goto done;
     for (size_t i = 0; i < n_tensors; i++) {
         size_t n_bytes;
         if (!tensor_bytes(&tensors[i], &n_bytes) || n_bytes != tensors[i].data_bytes) {

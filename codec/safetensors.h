@@ -45,15 +45,24 @@ const cg_safetensor *cg_safetensors_at(const cg_safetensors *tensors,
 const cg_safetensor *cg_safetensors_find(const cg_safetensors *tensors,
                                          const char *name); /* NULL: none */
 
+/* A text of the file's "__metadata__", the tensors' own; NULL: there is none of that name. */
+const char *cg_safetensors_metadata(const cg_safetensors *tensors, const char *name);
+
 /* Bytes of one element of a dtype by its name; 0 for an unknown one. */
 size_t cg_safetensors_dtype_bytes(const char *dtype);
 
+/* A text of "__metadata__". */
+typedef struct cg_safetensors_text {
+    const char *name, *text;
+} cg_safetensors_text;
+
 /* The bytes in front of the data of a file that holds these tensors in this order (length and JSON,
  * padded so that the data is 8-byte aligned), malloc'ed: the caller frees them with free(). data of
- * the tensors is not used.
+ * the tensors is not used. metadata[n_metadata]: NULL is fine where there is none.
  * CG_ERR_INVALID_ARGUMENT: data_bytes does not agree with dtype and shape. CG_ERR_NO_MEMORY. */
-cg_status cg_safetensors_header(const cg_safetensor *tensors, size_t n_tensors, uint8_t **bytes_out,
-                                size_t *n_bytes_out);
+cg_status cg_safetensors_header(const cg_safetensor *tensors, size_t n_tensors,
+                                const cg_safetensors_text *metadata, size_t n_metadata,
+                                uint8_t **bytes_out, size_t *n_bytes_out);
 
 #ifdef __cplusplus
 }

@@ -452,11 +452,12 @@ TEST(Alloc, Safetensors)
     tensor.rank = 1;
     tensor.shape[0] = 2;
     tensor.data_bytes = 8;
+    const cg_safetensors_text text = {"a name", "a text"};
     Bytes file;
     expect_survives("write", [&] {
         uint8_t *bytes;
         size_t n_bytes;
-        const cg_status status = cg_safetensors_header(&tensor, 1, &bytes, &n_bytes);
+        const cg_status status = cg_safetensors_header(&tensor, 1, &text, 1, &bytes, &n_bytes);
         EXPECT_EQ(bytes != nullptr, status == CG_OK);
         if (status == CG_OK)
             file.assign(bytes, bytes + n_bytes);

@@ -50,7 +50,9 @@ def read_safetensors(path):
     header = json.loads(data[8 : 8 + size])
     data = data[8 + size :]
     return {
-        name: (about["dtype"], about["shape"], data[slice(*about["data_offsets"])]) for name, about in header.items()
+        name: (about["dtype"], about["shape"], data[slice(*about["data_offsets"])])
+        for name, about in header.items()
+        if name != "__metadata__"
     }
 
 
@@ -312,6 +314,42 @@ class CgtoolTest(unittest.TestCase):
             self.run_tool("decode", out, self.path(dtype + ".safetensors"))
             got = read_safetensors(self.path(dtype + ".safetensors"))
             self.assertEqual(got, tensors)
+
+    def test_what_was_decoded_is_encoded_in_its_place_and_no_better(self):
+        tensors, _ = make_kv(600)
+        for level in ("L1", "L3"):
+            self.encode(tensors, self.path(level), "--salt", "tenant", level=level)
+        chunk, st = self.path("L3/00001.kv"), self.path("one.safetensors")
+
+        def info(path):
+            return json.loads(self.run_tool("info", "--json", path).stdout)
+
+        def encode(level, *options, want=0):
+            out = self.path("again.kv")
+            done = self.run_tool("encode", "--profile", PROFILE, "--level", level, *options, st, out, want=want)
+            return info(out) if want == 0 else done.stderr
+
+        self.run_tool("decode", "--profile", PROFILE, chunk, st)
+        first, again = info(chunk), encode("L2")
+        for field in ("first_position", "n_tokens", "parent", "key", "model"):
+            self.assertEqual(again[field], first[field], field)
+        self.assertEqual((first["prefix_level"], again["prefix_level"]), ("L0", "L3"))
+        for level in ("L0", "L1"):
+            self.assertIn("at L3", encode(level, want=1))
+        self.assertIn("--salt", encode("L2", "--salt", "x", want=1))
+        self.assertIn("another model", encode("L2", "--model-fingerprint", "0" * 32, want=1))
+        chunk = self.path("L1/00001.kv")
+        self.run_tool("decode", "--profile", PROFILE, chunk, st)
+        self.assertEqual(encode("L1")["prefix_level"], "L1")
+        self.run_tool("decode", "--profile", PROFILE, self.path("L1"), st)  # from the start: the salt is kept
+        self.run_tool("encode", "--profile", PROFILE, "--level", "L2", st, self.path("all"))
+        self.assertEqual(info(self.path("all/00002.kv"))["key"], info(self.path("L1/00002.kv"))["key"])
+        # Somebody else's words.
+        for word in ("L1", "256", info(chunk)["parent"]):
+            self.run_tool("decode", "--profile", PROFILE, chunk, st)
+            self.assertIn(b'"%s"' % word.encode(), read(st))
+            write(st, read(st).replace(b'"%s"' % word.encode(), b'"%s"' % (b"x" * len(word))))
+            self.assertIn("__metadata__", encode("L2", want=1))
 
     def test_long_inputs_become_a_directory_of_chained_chunks(self):
         tensors, tokens = make_kv(600)

@@ -141,9 +141,10 @@ TEST(Safetensors, ReadsItsOwnHeader)
     tensors[1].rank = 1;
     tensors[1].shape[0] = 1;
     tensors[1].data_bytes = 4;
+    const cg_safetensors_text text = {"a name", "a \"text\""};
     uint8_t *bytes;
     size_t n_bytes;
-    ASSERT_EQ(cg_safetensors_header(tensors, 2, &bytes, &n_bytes), CG_OK);
+    ASSERT_EQ(cg_safetensors_header(tensors, 2, &text, 1, &bytes, &n_bytes), CG_OK);
     EXPECT_EQ(n_bytes % 8, 0u);
     Bytes file(bytes, bytes + n_bytes);
     free(bytes);
@@ -153,9 +154,13 @@ TEST(Safetensors, ReadsItsOwnHeader)
     const cg_safetensor *second = cg_safetensors_find(read, "a \"quoted\" name");
     ASSERT_NE(second, nullptr);
     EXPECT_EQ(second->data, file.data() + n_bytes + 16);
+    EXPECT_EQ(cg_safetensors_count(read), 2u);
+    EXPECT_STREQ(cg_safetensors_metadata(read, "a name"), text.text);
+    EXPECT_EQ(cg_safetensors_metadata(read, "another"), nullptr);
     cg_safetensors_free(read);
     tensors[1].data_bytes = 5;
-    EXPECT_EQ(cg_safetensors_header(tensors, 2, &bytes, &n_bytes), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(cg_safetensors_header(tensors, 2, &text, 1, &bytes, &n_bytes),
+              CG_ERR_INVALID_ARGUMENT);
 }
 
 } // namespace

@@ -24,6 +24,8 @@ static void exercise(const uint8_t *bytes, size_t n_bytes)
         if (cg_safetensors_find(tensors, tensor->name) == NULL)
             abort();
     }
+    const char *text = cg_safetensors_metadata(tensors, "a");
+    sum += text != NULL ? strlen(text) : 0;
     volatile uint64_t sink = sum;
     (void)sink;
     cg_safetensors_free(tensors);
