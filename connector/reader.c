@@ -348,6 +348,7 @@ void *cg_load_reader(void *argument)
     reader r = {.rt = rt};
     /* Closing has places of its own: a close that hangs takes none from reads. */
     io_config.queue_depth += MAX_CLOSING;
+    io_config.n_threads += MAX_CLOSING;
     begin_files(&r);
     cg_io_completion completions[MAX_COMPLETIONS];
     cg_status status;

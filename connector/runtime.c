@@ -271,5 +271,6 @@ cg_io_config cg_runtime_io_config(const cachegen *connector)
     const cg_config *config = connector->config;
     return (cg_io_config){.backend = connector->backend,
                           .queue_depth = config->queue_depth,
+                          .n_threads = config->queue_depth, /* so many the plan counts on */
                           .max_abandoned = config->max_abandoned_reads};
 }

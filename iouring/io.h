@@ -43,8 +43,8 @@ typedef enum cg_io_cache {
 
 typedef struct cg_io_config {
     cg_io_backend backend;
-    uint32_t queue_depth;   /* operations under way at most; 0 = 16 */
-    uint32_t n_threads;     /* of the thread backend, at most; 0 = 4 */
+    uint32_t queue_depth; /* operations under way at most; 0 = 16 */
+    uint32_t n_threads;   /* of the thread backend, at most, and 256; 0 = 4. They start with need */
     uint32_t max_abandoned; /* 0 = 64. With so many, submits fail with CG_ERR_TIMED_OUT */
 } cg_io_config;
 

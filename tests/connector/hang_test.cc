@@ -278,6 +278,34 @@ TEST_P(HangTest, AFileOfAReadThatWasGivenUpStaysOpenUntilItHasEnded)
     EXPECT_TRUE(comes_true([&] { return n_files() == 0; }));
 }
 
+// The plan counts on so many round trips at once.
+TEST_P(HangTest, AsManyReadsAreUnderWayAsTheQueueIsDeep)
+{
+    const TempDir far_mount;
+    OddFs far(store.dir.path, far_mount.path, /*is_far=*/true);
+    ASSERT_EQ(far.why(), "");
+    const Tokens tokens = prompt(16 * 40);
+    {
+        Engine near(store, "\"chunk_tokens\": 16");
+        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
+    }
+    far.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
+    Engine reader(far_mount.path, store.spec,
+                  std::string("\"io_backend\": \"") + GetParam() +
+                      "\", \"chunk_tokens\": 16, \"lookup_timeout_ms\": 60000, "
+                      "\"ttft_budget_ms\": 600000, \"read_timeout_ms\": 600000");
+    far.set_mood(Mood::GOOD);
+    ASSERT_EQ(reader.look_up(tokens).hit_tokens, 639u);
+    for (int i = 0; i < 8; i++) // a link that takes them all
+        cg_test_bytes_came(reader.c, 100000000);
+    far.set_mood(Mood::TRICKLING);
+    cachegen_load *load = nullptr;
+    ASSERT_EQ(reader.load_start(0, 639, &load), CACHEGEN_OK);
+    EXPECT_TRUE(comes_true([&] { return far.n_hanging() >= 16; })) << far.n_hanging();
+    far.set_mood(Mood::GOOD);
+    cachegen_load_free(load);
+}
+
 TEST_P(HangTest, OpeningEndsInItsTime)
 {
     for (const Mood mood : {Mood::HANGING, Mood::TRICKLING}) {
