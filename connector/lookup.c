@@ -61,9 +61,11 @@ static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *pla
 {
     const uint64_t now_ns = cg_now_ns();
     const bool is_anytime = plan->policy == CG_POLICY_TTFT_BUDGET && plan->level_plus_1 == 0;
+    /* Where another process loads, nobody says here that it has begun: until it should be over. */
+    const uint64_t kept_ns = l->hit.predicted_ns > PROMISE_NS ? l->hit.predicted_ns : PROMISE_NS;
     cg_link_promise made = {.plan = cg_plan_id(l->plan, l->plan_bytes),
                             .prefix = *last_key(&l->prefix),
-                            .until_ns = now_ns + PROMISE_NS};
+                            .until_ns = now_ns + kept_ns};
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         const cg_plan_chunk *chunk = &plan->chunks[i];
         const uint8_t level =

@@ -192,7 +192,8 @@ TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
     cg_link_put(link, {});
 }
 
-// A promise lasts two seconds, and a busy machine may take longer for two calls: then once more.
+// A promise of a short load lasts two seconds, and a busy machine may take longer for two calls:
+// then once more.
 class PromiseTest : public LinkTest
 {
   protected:
@@ -212,11 +213,11 @@ class PromiseTest : public LinkTest
     {
         cg_link_put(link, {});
     }
-    double promised() const
+    double promised(uint64_t at_ns = cg_now_ns()) const
     {
         const cg_key none = {};
         double decode_ns;
-        return cg_link_promised(link, &none, cg_now_ns(), &decode_ns).bytes;
+        return cg_link_promised(link, &none, at_ns, &decode_ns).bytes;
     }
     template <typename Try> static bool comes_true_at_once(Try attempt)
     {
@@ -269,6 +270,24 @@ TEST_F(PromiseTest, ALookUpThatIsFreedWithoutItsPlanPromisesNothing)
         cachegen_lookup_free(lookup);
         return before > 0 && promised() == 0;
     }));
+}
+
+// In a process whose loads another one makes nobody says that they have begun.
+TEST_F(PromiseTest, APromiseOfALongLoadIsKeptUntilThatShouldBeOver)
+{
+    cg_speeds speeds = {};
+    cg_link_borrow(link, &speeds);
+    cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 0);
+    cg_estimator_add(&speeds.link, 10000, SECOND, cg_now_ns());
+    cg_link_return(link, &speeds);
+    Engine slow(store, "\"ttft_budget_ms\": 600000");
+    const uint64_t before_ns = cg_now_ns();
+    const cachegen_hit hit = slow.look_up(prompt(128));
+    const uint64_t after_ns = cg_now_ns();
+    ASSERT_GT(hit.predicted_ns, 4 * SECOND);
+    ASSERT_EQ(hit.hit_tokens, 127u);
+    EXPECT_GT(promised(before_ns + hit.predicted_ns - 1), 0);
+    EXPECT_EQ(promised(after_ns + hit.predicted_ns), 0);
 }
 
 // Nobody would measure anew.
