@@ -128,6 +128,8 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     (void)task_index;
     cg_load_chunk *chunk = chunk_of(job);
     const cachegen_load *load = chunk->load;
+    if (!is_wanted(chunk))
+        return;
     /* Level and pieces stay as they are until this job has ended. */
     const uint8_t level = load->stream.chunks[chunk->index].level;
     const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
@@ -148,7 +150,7 @@ static void verify_done(cg_job *job)
     cg_load_chunk *chunk = chunk_of(job);
     cg_runtime *rt = chunk->load->op.runtime;
     cg_status status = chunk->status;
-    if (status == CG_OK) {
+    if (status == CG_OK && chunk->decoder != NULL) { /* else nobody wants it any more */
         /* The same job goes on with other tasks: a chunk has one at a time. Before the next chunks:
          * each that is prepared holds what its tasks share, and the prefix ends at the first that
          * is not done in time. */

@@ -3,8 +3,10 @@
 
 #include "connector/clock.h"
 #include "connector/handle.h"
+#include "connector/load_verify.h"
 #include "connector/prefix.h"
 #include "connector/runtime.h"
+#include <stdatomic.h>
 #include <stdlib.h>
 
 static void measure(cachegen *connector, uint64_t n_bytes, bool ends)
@@ -28,6 +30,29 @@ void cg_test_bytes_begin(cachegen *connector, uint64_t n_bytes)
 void cg_test_bytes_came(cachegen *connector, uint64_t n_bytes)
 {
     measure(connector, n_bytes, true);
+}
+
+static atomic_int n_verified;
+
+/* The linker has the library's calls come here (--wrap). */
+cg_status __real_cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t chunk_index,
+                                uint8_t level, const uint8_t *bytes, size_t n_bytes,
+                                uint8_t *worst_level_out, cg_chunk *chunk_out);
+cg_status __wrap_cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t chunk_index,
+                                uint8_t level, const uint8_t *bytes, size_t n_bytes,
+                                uint8_t *worst_level_out, cg_chunk *chunk_out);
+cg_status __wrap_cg_load_verify(const cg_model *model, const cg_plan *plan, uint32_t chunk_index,
+                                uint8_t level, const uint8_t *bytes, size_t n_bytes,
+                                uint8_t *worst_level_out, cg_chunk *chunk_out)
+{
+    atomic_fetch_add(&n_verified, 1);
+    return __real_cg_load_verify(model, plan, chunk_index, level, bytes, n_bytes, worst_level_out,
+                                 chunk_out);
+}
+
+int cg_test_n_verified(void)
+{
+    return atomic_load(&n_verified);
 }
 
 struct cg_test_asking {

@@ -15,6 +15,9 @@ void cg_test_bytes_begin(cachegen *connector, uint64_t n_bytes);
 /* A load has brought n_bytes over the link, just now. */
 void cg_test_bytes_came(cachegen *connector, uint64_t n_bytes);
 
+/* How many chunks all loads of this process have verified. */
+int cg_test_n_verified(void);
+
 /* Two look-ups of one prompt, the first of which has so much patience, the second so much. NULL
  * without memory. */
 typedef struct cg_test_asking cg_test_asking;

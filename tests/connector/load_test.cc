@@ -4,6 +4,7 @@
 #include "connector/uses.h"
 #include "iouring/store.h"
 #include "tests/connector/engine.h"
+#include "tests/connector/inside.h"
 #include "tests/connector/touched_pages.h"
 #include "tests/connector/watch.h"
 
@@ -1698,6 +1699,36 @@ TEST_P(LoadTest, ACancelledLoadIsDoneOnlyWhenItsTasksAre)
             << "a task ended after the load was done, round " << round;
         ASSERT_TRUE(at_done == engine.memory) << "written to after it was done, round " << round;
     }
+}
+
+// One thread, which stands still in the first chunk's blocks while the others wait for it.
+TEST_P(LoadTest, ChunksOfACancelledLoadAreNotVerified)
+{
+    const Store store;
+    Engine engine(store, with("\"threads\": 1"));
+    const Tokens tokens = prompt(32 * 8);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    const cachegen_hit hit = engine.look_up(tokens);
+    ASSERT_EQ(hit.hit_tokens, 255u);
+    const int n_before = cg_test_n_verified();
+    cachegen_load *op = nullptr;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    {
+        TouchedPages blocks(engine.memory.data(), engine.memory.size(), /*holds=*/true);
+        ASSERT_EQ(engine.load_start(0, 255, &op), CACHEGEN_OK);
+        EXPECT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        EXPECT_TRUE(comes_true([&] {
+            cachegen_load_poll(op, &p);
+            return p.bytes_read >= hit.bytes;
+        }));
+        cachegen_load_cancel(op);
+        blocks.release();
+        EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+    }
+    EXPECT_EQ(p.status, CG_ERR_CANCELLED);
+    cachegen_load_free(op);
+    EXPECT_EQ(cg_test_n_verified(), n_before + 1);
 }
 
 TEST_P(LoadTest, FreeingCancelsAndClosingCompletes)
