@@ -15,6 +15,8 @@ enum {
     MAX_COMPLETIONS = 32,
     GRACE_MS = 200, /* for reads under way when the connector closes */
     MAX_CLOSING = 8,
+    REFUSED_MS =
+        1000,    /* until a file is tried again that the queue does not close: too much hangs */
     NO_READ = 0, /* what is closed; reads have other numbers */
 };
 
@@ -30,7 +32,8 @@ typedef struct reader {
     cg_reader_files *files; /* NULL: each read opens and closes its file */
     bool is_far;            /* constant: all files stay open, not only those read in parts */
     held_file *held;        /* [depth] */
-    uint32_t n_closing;
+    int *unclosed;          /* [2 * depth + MAX_CLOSING], files to close when there is a place */
+    uint32_t n_closing, n_unclosed;
 } reader;
 
 static cg_reader_name name_of(const reader *r, const cg_stream_read *read)
@@ -78,22 +81,45 @@ static void let_go(reader *r, uint64_t id, bool is_last)
         }
 }
 
-/* In the queue, if there is one, since a FUSE daemon may have to be waited for. */
+static bool begin_close(reader *r, int file)
+{
+    const bool is_begun = r->n_closing < MAX_CLOSING && cg_io_close(r->io, file, NO_READ) == CG_OK;
+    r->n_closing += is_begun;
+    return is_begun;
+}
+
+/* In the queue, now or later, since a FUSE daemon may have to be waited for. */
 static void close_file(reader *r, int file)
 {
-    if (r->io != NULL && r->n_closing < MAX_CLOSING && cg_io_close(r->io, file, NO_READ) == CG_OK)
-        r->n_closing++;
-    else
-        close(file);
+    if (!begin_close(r, file))
+        r->unclosed[r->n_unclosed++] = file;
 }
 
 /* Closes what is not needed any more. */
 static void close_files(reader *r)
 {
     int file;
-    while (r->files != NULL && r->n_closing < MAX_CLOSING &&
+    while (r->n_unclosed > 0 && begin_close(r, r->unclosed[r->n_unclosed - 1]))
+        r->n_unclosed--;
+    while (r->files != NULL && r->n_unclosed == 0 && r->n_closing < MAX_CLOSING &&
            (file = cg_reader_files_drop(r->files, cg_now_ns())) >= 0)
         close_file(r, file);
+}
+
+/* When close_files() has something to do; with all places for closing taken the next one that is
+ * free completes something. */
+static uint64_t close_ns(const reader *r)
+{
+    if (r->files == NULL || r->n_closing == MAX_CLOSING)
+        return UINT64_MAX;
+    return r->n_unclosed > 0 ? cg_now_ns() + cg_ms(REFUSED_MS) : cg_reader_files_wake_ns(r->files);
+}
+
+/* Whether a read may leave its file open. Each operation that is under way may leave one that has
+ * to wait to be closed: what waits already must leave room for these. */
+static bool may_open(const reader *r)
+{
+    return r->files != NULL && r->n_unclosed < r->rt->stream_plan.window.depth;
 }
 
 /* Without the lock; read is a copy of what the plan entered. */
@@ -110,7 +136,7 @@ static void submit_read(reader *r, const cg_stream_read *read)
      * take. */
     if (read->from + read->bytes > 2 * raw_bytes + (1 << 20))
         status = CG_ERR_BUFFER_TOO_SMALL; /* no chunk is that large */
-    else if (r->files != NULL && (r->is_far || read->from > 0 || !is_to_end(read)))
+    else if (may_open(r) && (r->is_far || read->from > 0 || !is_to_end(read)))
         status = submit_open(r, read);
     else
         status = cg_store_read(c->store, r->io, &load->plan->keys[read->chunk_index + 1],
@@ -301,10 +327,9 @@ static uint64_t watch(reader *r)
     if (wake_ns == UINT64_MAX)
         wake_ns = cg_stream_wake_ns(&rt->stream_plan);
     pthread_mutex_unlock(&rt->lock);
-    /* With all places for closing taken the next one that is free completes something. */
-    if (r->files != NULL && r->n_closing < MAX_CLOSING &&
-        cg_reader_files_wake_ns(r->files) < wake_ns)
-        wake_ns = cg_reader_files_wake_ns(r->files);
+    const uint64_t closing_ns = close_ns(r);
+    if (closing_ns < wake_ns)
+        wake_ns = closing_ns;
     if (wake_ns == UINT64_MAX)
         return UINT64_MAX;
     return wake_ns > now_ns ? wake_ns - now_ns : 0;
@@ -320,8 +345,13 @@ static void begin_files(reader *r)
         return;
     r->is_far = cg_handle_is_far(c);
     r->held = calloc(r->rt->stream_plan.window.depth, sizeof *r->held);
-    if (r->held == NULL)
+    r->unclosed =
+        calloc(2 * (size_t)r->rt->stream_plan.window.depth + MAX_CLOSING, sizeof *r->unclosed);
+    if (r->held == NULL || r->unclosed == NULL) {
+        free(r->held);
+        free(r->unclosed);
         return;
+    }
     r->files = files;
     cg_reader_files_begin(files);
 }
@@ -336,9 +366,14 @@ static void end_files(reader *r)
         if (r->held[i].id != 0)
             cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
     cg_reader_files_end(r->files);
+    /* Nobody's deadline depends on this thread any more. */
+    while (r->n_unclosed > 0)
+        close(r->unclosed[--r->n_unclosed]);
     while ((file = cg_reader_files_drop(r->files, cg_now_ns())) >= 0)
-        close_file(r, file);
+        if (r->io == NULL || !begin_close(r, file))
+            close(file);
     free(r->held);
+    free(r->unclosed);
 }
 
 void *cg_load_reader(void *argument)

@@ -278,32 +278,81 @@ TEST_P(HangTest, AFileOfAReadThatWasGivenUpStaysOpenUntilItHasEnded)
     EXPECT_TRUE(comes_true([&] { return n_files() == 0; }));
 }
 
+// A store that is a network away, with prompts of 80 small chunks, and a connector that is patient
+// but for reads.
+struct Far {
+    Far(const Store &store, const std::vector<Tokens> &prompts, const std::string &backend,
+        int read_timeout_ms)
+        : odd(store.dir.path, mount.path, /*is_far=*/true)
+    {
+        Engine near(store, "\"chunk_tokens\": 8");
+        for (const Tokens &tokens : prompts)
+            EXPECT_EQ(near.save(tokens), CACHEGEN_OK);
+        odd.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
+        engine = std::make_unique<Engine>(
+            mount.path, store.spec,
+            "\"io_backend\": \"" + backend +
+                "\", \"chunk_tokens\": 8, \"lookup_timeout_ms\": 60000, \"retry_ms\": 0, "
+                "\"ttft_budget_ms\": 600000, \"read_timeout_ms\": " +
+                std::to_string(read_timeout_ms));
+        odd.set_mood(Mood::GOOD);
+    }
+    const TempDir mount;
+    OddFs odd;
+    std::unique_ptr<Engine> engine; // before the mount goes
+};
+
 // The plan counts on so many round trips at once.
 TEST_P(HangTest, AsManyReadsAreUnderWayAsTheQueueIsDeep)
 {
-    const TempDir far_mount;
-    OddFs far(store.dir.path, far_mount.path, /*is_far=*/true);
-    ASSERT_EQ(far.why(), "");
-    const Tokens tokens = prompt(16 * 40);
-    {
-        Engine near(store, "\"chunk_tokens\": 16");
-        ASSERT_EQ(near.save(tokens), CACHEGEN_OK);
-    }
-    far.set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
-    Engine reader(far_mount.path, store.spec,
-                  std::string("\"io_backend\": \"") + GetParam() +
-                      "\", \"chunk_tokens\": 16, \"lookup_timeout_ms\": 60000, "
-                      "\"ttft_budget_ms\": 600000, \"read_timeout_ms\": 600000");
-    far.set_mood(Mood::GOOD);
-    ASSERT_EQ(reader.look_up(tokens).hit_tokens, 639u);
+    const Tokens tokens = prompt(640);
+    Far far(store, {tokens}, GetParam(), 600000);
+    ASSERT_EQ(far.odd.why(), "");
+    ASSERT_EQ(far.engine->look_up(tokens).hit_tokens, 639u);
     for (int i = 0; i < 8; i++) // a link that takes them all
-        cg_test_bytes_came(reader.c, 100000000);
-    far.set_mood(Mood::TRICKLING);
+        cg_test_bytes_came(far.engine->c, 100000000);
+    far.odd.set_mood(Mood::TRICKLING);
     cachegen_load *load = nullptr;
-    ASSERT_EQ(reader.load_start(0, 639, &load), CACHEGEN_OK);
-    EXPECT_TRUE(comes_true([&] { return far.n_hanging() >= 16; })) << far.n_hanging();
-    far.set_mood(Mood::GOOD);
+    ASSERT_EQ(far.engine->load_start(0, 639, &load), CACHEGEN_OK);
+    EXPECT_TRUE(comes_true([&] { return far.odd.n_hanging() >= 16; })) << far.odd.n_hanging();
+    far.odd.set_mood(Mood::GOOD);
     cachegen_load_free(load);
+}
+
+// More files are open than stay so, and closing one takes as long as the store hangs.
+TEST_P(HangTest, ALoadEndsInItsTimeWhileFilesDoNotClose)
+{
+    const Tokens tokens[] = {prompt(640, 1), prompt(640, 2)};
+    Far far(store, {tokens[0], tokens[1]}, GetParam(), 500);
+    ASSERT_EQ(far.odd.why(), "");
+    std::vector<uint8_t> plans[2];
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(far.engine->look_up(tokens[i]).hit_tokens, 639u);
+        plans[i] = far.engine->plan;
+    }
+    far.odd.set_mood(Mood::NO_CLOSES);
+    for (const std::vector<uint8_t> &plan : plans) {
+        cachegen_load *load = nullptr;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        far.engine->plan = plan;
+        ASSERT_EQ(far.engine->load_start(0, 639, &load), CACHEGEN_OK);
+        auto ended = std::async(std::launch::async, [&] {
+            return wait_for(far.engine->c, [&] { return cachegen_load_poll(load, &p); });
+        });
+        const bool has_ended = ended.wait_for(SLACK) == std::future_status::ready;
+        EXPECT_TRUE(has_ended) << "the reader closes a file";
+        if (!has_ended)
+            far.odd.set_mood(Mood::GOOD);
+        EXPECT_EQ(ended.get(), CACHEGEN_OK);
+        cachegen_load_free(load);
+    }
+    EXPECT_GE(far.odd.n_hanging(), 8);
+    far.odd.set_mood(Mood::GOOD);
+    EXPECT_TRUE(
+        comes_true([&] { return far.engine->load(tokens[1]).progress.loaded_tokens == 639u; }));
+    far.engine.reset();
+    EXPECT_TRUE(comes_true([&] { return far.odd.n_open() == 0; }));
 }
 
 TEST_P(HangTest, OpeningEndsInItsTime)

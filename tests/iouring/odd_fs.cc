@@ -310,6 +310,18 @@ struct OddFsCalls {
     {
         return suffer(CHANGES, "fsyncdir");
     }
+    // Not a call that counts: only questions do.
+    static int flush(const char *, struct fuse_file_info *)
+    {
+        OddFs::State *s = state();
+        std::unique_lock<std::mutex> guard(s->lock);
+        if (s->mood == Mood::NO_CLOSES) {
+            s->n_hanging++;
+            s->released_changed.wait(guard, [s] { return s->mood != Mood::NO_CLOSES; });
+            s->n_hanging--;
+        }
+        return 0;
+    }
     static int release(const char *, struct fuse_file_info *info)
     {
         const int fd = static_cast<int>(info->fh);
@@ -337,6 +349,7 @@ OddFs::OddFs(const std::string &backing, const std::string &mount_point, bool is
     calls.create = OddFsCalls::create;
     calls.read = OddFsCalls::read;
     calls.write = OddFsCalls::write;
+    calls.flush = OddFsCalls::flush;
     calls.fsync = OddFsCalls::fsync;
     calls.opendir = OddFsCalls::opendir;
     calls.readdir = OddFsCalls::readdir;

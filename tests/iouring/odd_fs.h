@@ -21,6 +21,7 @@ enum class Mood {
     GOOD,
     HANGING,   // until the mood changes
     TRICKLING, // reads are not answered until the mood changes, all else is
+    NO_CLOSES, // closing a file is not answered until the mood changes, all else is
     SLOW,      // some milliseconds a call
     IN_ROUNDS, // calls are held until no more come, then all go on at once: a round trip
     FULL,      // what makes something new is ENOSPC
