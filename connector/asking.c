@@ -58,7 +58,8 @@ static void keep_file(void *user, size_t index, cg_level level, int file)
                                  .key = kept->keys[index],
                                  .profile = c->model.profile_fingerprint,
                                  .level = level};
-    if (!cg_reader_files_put(cg_link_files(kept->runtime->link), &name, file, cg_now_ns()))
+    if (!cg_reader_files_put(cg_link_files(kept->runtime->link), &name, file,
+                             /*is_read=*/false, cg_now_ns()))
         close(file);
 }
 

@@ -70,13 +70,14 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
     return cg_io_read_file(r->io, file, read->from, read->bytes, read->id);
 }
 
-/* A read has ended, or was given up: the file need not stay open for it. is_last: of a near store,
- * nobody reads the file again. */
-static void let_go(reader *r, uint64_t id, bool is_last)
+/* A read has ended, or was given up: the file need not stay open for it. is_read: to its end; of a
+ * near store nobody reads it again. */
+static void let_go(reader *r, uint64_t id, bool is_read)
 {
     for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.window.depth; i++)
         if (r->held[i].id == id) {
-            cg_reader_files_give(r->files, r->held[i].file, is_last ? 0 : cg_now_ns());
+            cg_reader_files_give(r->files, r->held[i].file, is_read,
+                                 is_read && !r->is_far ? 0 : cg_now_ns());
             r->held[i].id = 0;
         }
 }
@@ -144,7 +145,7 @@ static void submit_read(reader *r, const cg_stream_read *read)
                                read->from, read->bytes, (cg_io_cache)c->config->io_cache, read->id);
     if (status == CG_OK)
         return;
-    let_go(r, read->id, /*is_last=*/false);
+    let_go(r, read->id, /*is_read=*/false);
     pthread_mutex_lock(&r->rt->lock);
     cg_load_read_ended(r->rt, read, status, NULL, NULL, cg_now_ns());
     pthread_mutex_unlock(&r->rt->lock);
@@ -222,7 +223,7 @@ static bool keep_file(const reader *r, const cg_stream_read *read, int file)
     if (read == NULL || file < 0)
         return file < 0;
     const cg_reader_name name = name_of(r, read);
-    return cg_reader_files_put(r->files, &name, file, cg_now_ns());
+    return cg_reader_files_put(r->files, &name, file, is_to_end(read), cg_now_ns());
 }
 
 static void take_completion(reader *r, const cg_io_completion *done)
@@ -246,7 +247,7 @@ static void take_completion(reader *r, const cg_io_completion *done)
     pthread_mutex_lock(&rt->lock);
     const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
     if (done->user != NO_READ)
-        let_go(r, done->user, !r->is_far && read != NULL && is_to_end(read));
+        let_go(r, done->user, read != NULL && is_to_end(read));
     const bool is_kept = keep_file(r, read, done->file);
     if (read != NULL) {
         if (piece != NULL)
@@ -364,7 +365,7 @@ static void end_files(reader *r)
         return;
     for (uint32_t i = 0; i < r->rt->stream_plan.window.depth; i++)
         if (r->held[i].id != 0)
-            cg_reader_files_give(r->files, r->held[i].file, cg_now_ns());
+            cg_reader_files_give(r->files, r->held[i].file, /*is_read=*/false, cg_now_ns());
     cg_reader_files_end(r->files);
     /* Nobody's deadline depends on this thread any more. */
     while (r->n_unclosed > 0)

@@ -5,10 +5,13 @@
 #include <string.h>
 
 static const uint64_t KEEP_NS = UINT64_C(5000000000); /* after the last use */
+/* Places that are free for what is opened next, as long as others have been read to their end. */
+enum { SPARE = CG_READER_FILES / 3 };
 
 typedef struct place {
     bool is_taken;
     bool is_forgotten; /* it has no name any more */
+    bool is_read;      /* to its end, by the last who did */
     cg_reader_name name;
     cg_open_file *file;
     uint32_t n_users;
@@ -67,19 +70,24 @@ static place *find(cg_reader_files *files, const cg_reader_name *name)
     return NULL;
 }
 
-size_t cg_reader_files_room(cg_reader_files *files)
+/* With the lock held. */
+static size_t n_free(const cg_reader_files *files)
 {
     size_t n = 0;
-    pthread_mutex_lock(&files->lock);
     for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
         n += !p->is_taken;
-    if (files->n_readers == 0)
-        n = 0;
+    return n;
+}
+
+size_t cg_reader_files_room(cg_reader_files *files)
+{
+    pthread_mutex_lock(&files->lock);
+    const size_t n = files->n_readers > 0 ? n_free(files) : 0;
     pthread_mutex_unlock(&files->lock);
     return n;
 }
 
-bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file,
+bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file, bool is_read,
                          uint64_t now_ns)
 {
     pthread_mutex_lock(&files->lock);
@@ -92,7 +100,8 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
     if (p < end && files->n_readers > 0 && find(files, name) == NULL)
         kept = cg_open_file_new(file);
     if (kept != NULL)
-        *p = (place){.is_taken = true, .name = *name, .file = kept, .used_ns = now_ns};
+        *p = (place){
+            .is_taken = true, .is_read = is_read, .name = *name, .file = kept, .used_ns = now_ns};
     pthread_mutex_unlock(&files->lock);
     return kept != NULL;
 }
@@ -104,18 +113,21 @@ cg_open_file *cg_reader_files_take(cg_reader_files *files, const cg_reader_name 
     place *p = find(files, name);
     if (p != NULL) {
         p->n_users++;
+        p->is_read = false;
         file = p->file;
     }
     pthread_mutex_unlock(&files->lock);
     return file;
 }
 
-void cg_reader_files_give(cg_reader_files *files, const cg_open_file *file, uint64_t now_ns)
+void cg_reader_files_give(cg_reader_files *files, const cg_open_file *file, bool is_read,
+                          uint64_t now_ns)
 {
     pthread_mutex_lock(&files->lock);
     for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
         if (p->is_taken && p->file == file) {
             p->n_users--;
+            p->is_read = p->is_read || is_read;
             p->used_ns = now_ns;
         }
     pthread_mutex_unlock(&files->lock);
@@ -134,17 +146,38 @@ void cg_reader_files_forget(cg_reader_files *files, uint64_t store, const cg_key
     pthread_mutex_unlock(&files->lock);
 }
 
+/* With the lock held: from when on it need not stay open. */
+static uint64_t kept_until_ns(const cg_reader_files *files, const place *p, bool are_few_free)
+{
+    if (!p->is_taken || p->n_users > 0)
+        return UINT64_MAX;
+    if (files->n_readers == 0 || p->is_forgotten || (p->is_read && are_few_free))
+        return 0;
+    return p->used_ns + KEEP_NS;
+}
+
+/* With the lock held: of those that need not stay open the one that was used first. */
+static place *next_to_drop(cg_reader_files *files, uint64_t now_ns)
+{
+    const bool are_few_free = n_free(files) < SPARE;
+    place *next = NULL;
+    for (place *p = files->places; p < files->places + CG_READER_FILES; p++)
+        if (kept_until_ns(files, p, are_few_free) <= now_ns &&
+            (next == NULL || p->used_ns < next->used_ns))
+            next = p;
+    return next;
+}
+
 int cg_reader_files_drop(cg_reader_files *files, uint64_t now_ns)
 {
     int file = -1;
+    place *p;
     pthread_mutex_lock(&files->lock);
-    for (place *p = files->places; p < files->places + CG_READER_FILES && file < 0; p++)
-        if (p->is_taken && p->n_users == 0 &&
-            (files->n_readers == 0 || p->is_forgotten || now_ns >= p->used_ns + KEEP_NS)) {
-            /* The caller closes it, not under the lock: a FUSE daemon may have to be waited for. */
-            p->is_taken = false;
-            file = cg_open_file_drop(p->file);
-        }
+    while (file < 0 && (p = next_to_drop(files, now_ns)) != NULL) {
+        /* The caller closes it, not under the lock: a FUSE daemon may have to be waited for. */
+        p->is_taken = false;
+        file = cg_open_file_drop(p->file);
+    }
     pthread_mutex_unlock(&files->lock);
     return file;
 }
@@ -153,9 +186,10 @@ uint64_t cg_reader_files_wake_ns(cg_reader_files *files)
 {
     uint64_t wake_ns = UINT64_MAX;
     pthread_mutex_lock(&files->lock);
+    const bool are_few_free = n_free(files) < SPARE;
     for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
-        if (p->is_taken && p->n_users == 0 && (p->is_forgotten || p->used_ns + KEEP_NS < wake_ns))
-            wake_ns = p->is_forgotten ? 0 : p->used_ns + KEEP_NS;
+        if (kept_until_ns(files, p, are_few_free) < wake_ns)
+            wake_ns = kept_until_ns(files, p, are_few_free);
     pthread_mutex_unlock(&files->lock);
     return wake_ns;
 }

@@ -192,6 +192,56 @@ TEST_F(LinkTest, APromiseIsKeptUntilItsLoadBeginsOrItsTimeIsOver)
     cg_link_put(link, {});
 }
 
+TEST(ReaderFilesTest, WherePlacesAreFewFilesThatWereReadMakeRoom)
+{
+    cg_reader_files *files = cg_reader_files_new();
+    cg_reader_files_begin(files);
+    const auto name = [](uint8_t i) {
+        cg_reader_name of = {};
+        of.key.bytes[0] = i;
+        return of;
+    };
+    const auto put = [&](uint8_t i, bool is_read) {
+        const cg_reader_name of = name(i);
+        return cg_reader_files_put(files, &of, 1000 + i, is_read, 2);
+    };
+    const auto take = [&](uint8_t i) {
+        const cg_reader_name of = name(i);
+        return cg_reader_files_take(files, &of);
+    };
+    for (uint8_t i = 0; i < CG_READER_FILES; i++)
+        EXPECT_TRUE(put(i, false));
+    EXPECT_FALSE(put(200, false));
+    EXPECT_EQ(cg_reader_files_drop(files, 3), -1);
+    cg_reader_files_give(files, take(7), /*is_read=*/true, 4);
+    cg_reader_files_give(files, take(9), /*is_read=*/true, 3);
+    cg_reader_files_give(files, take(11), /*is_read=*/true, 3);
+    cg_open_file *again = take(11);
+    EXPECT_EQ(cg_reader_files_wake_ns(files), 0u);
+    EXPECT_EQ(cg_reader_files_drop(files, 5), 1009) << "the one that was used first";
+    EXPECT_EQ(cg_reader_files_drop(files, 5), 1007);
+    EXPECT_EQ(cg_reader_files_drop(files, 5), -1) << "it is read again";
+    cg_reader_files_give(files, again, /*is_read=*/false, 5);
+    EXPECT_EQ(cg_reader_files_drop(files, 5), -1);
+    EXPECT_EQ(cg_reader_files_room(files), 2u);
+    for (const uint8_t i : {201, 202})
+        EXPECT_TRUE(put(i, /*is_read=*/true));
+    // Of all that are read so many go that a load finds room for its next files.
+    for (uint8_t i = 20; i < 90; i++)
+        cg_reader_files_give(files, take(i), /*is_read=*/true, 6);
+    size_t n_dropped = 0;
+    while (cg_reader_files_drop(files, 7) >= 0)
+        n_dropped++;
+    EXPECT_EQ(n_dropped, CG_READER_FILES / 3u);
+    EXPECT_EQ(cg_reader_files_room(files), n_dropped);
+    EXPECT_EQ(cg_reader_files_wake_ns(files), 2 + 5 * SECOND) << "the others stay for their time";
+    cg_reader_files_end(files);
+    while (cg_reader_files_drop(files, 7) >= 0)
+        n_dropped++;
+    EXPECT_EQ(n_dropped, size_t{CG_READER_FILES});
+    cg_reader_files_free(files);
+}
+
 // A promise of a short load lasts two seconds, and a busy machine may take longer for two calls:
 // then once more.
 class PromiseTest : public LinkTest
