@@ -94,14 +94,18 @@ bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int
     place *p = files->places, *end = files->places + CG_READER_FILES;
     while (p < end && p->is_taken)
         p++;
-    /* Two look-ups may have opened the same file: one is enough. Without a reader nobody would
-     * close it. */
+    /* Without a reader nobody would close it. */
     cg_open_file *kept = NULL;
-    if (p < end && files->n_readers > 0 && find(files, name) == NULL)
+    if (p < end && files->n_readers > 0)
         kept = cg_open_file_new(file);
     if (kept != NULL)
-        *p = (place){
-            .is_taken = true, .is_read = is_read, .name = *name, .file = kept, .used_ns = now_ns};
+        *p = (place){.is_taken = true,
+                     /* Two look-ups may have opened the same file: one is enough. */
+                     .is_forgotten = find(files, name) != NULL,
+                     .is_read = is_read,
+                     .name = *name,
+                     .file = kept,
+                     .used_ns = now_ns};
     pthread_mutex_unlock(&files->lock);
     return kept != NULL;
 }

@@ -48,7 +48,8 @@ void cg_reader_files_end(cg_reader_files *files);
 
 /* How many more files it would take now; 0 also where there is no reader. */
 size_t cg_reader_files_room(cg_reader_files *files);
-/* Takes over an open file. False: no room, or there is one of that name; it is the caller's.
+/* Takes over an open file. Where there is one of that name this one is only there for a reader to
+ * close. False: no room; it is the caller's.
  * is_read: to its end. Where places are few, such files go first, until somebody takes them again.
  */
 bool cg_reader_files_put(cg_reader_files *files, const cg_reader_name *name, int file, bool is_read,

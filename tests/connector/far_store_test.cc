@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -470,6 +471,31 @@ TEST_F(FarStoreTest, WhatASaveHasReplacedIsNotReadAsItWas)
     EXPECT_EQ(load.hit.hit_tokens, CHUNK * 4 - 1);
     EXPECT_EQ(load.status, CACHEGEN_OK);
     EXPECT_EQ(load.progress.loaded_tokens, CHUNK * 4 - 1);
+}
+
+// The second look-up opens files that are open since the first.
+TEST_F(FarStoreTest, ALookUpWaitsForNoFileToBeClosed)
+{
+    const Tokens tokens = prompt(CHUNK * 4);
+    save(tokens);
+    odd->set_mood(Mood::SLOW); // as the connector finds when it asks how far the store is
+    auto engine = std::make_unique<Engine>(
+        mount.path, store.spec, "\"lookup_timeout_ms\": 500, \"ttft_budget_ms\": 600000");
+    odd->set_mood(Mood::GOOD);
+    const auto is_found = [&] { return engine->look_up(tokens).hit_tokens == CHUNK * 4 - 1; };
+    ASSERT_TRUE(comes_true([&] { // the first has no reader yet, and nothing stays open
+        return engine->load(tokens).progress.loaded_tokens == CHUNK * 4 - 1 && odd->n_open() >= 4;
+    }));
+    ASSERT_TRUE(comes_true(is_found));
+    odd->set_mood(Mood::NO_CLOSES);
+    auto ended = std::async(std::launch::async, [&] { engine->look_up(tokens); });
+    const bool has_ended = ended.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(has_ended);
+    odd->set_mood(Mood::GOOD);
+    ended.wait();
+    EXPECT_TRUE(comes_true(is_found));
+    engine.reset();
+    EXPECT_TRUE(comes_true([&] { return odd->n_open() == 0; }));
 }
 
 TEST_F(FarStoreTest, ALongPromptOfWhichLittleIsStoredTakesFewQuestions)

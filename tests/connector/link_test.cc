@@ -242,6 +242,25 @@ TEST(ReaderFilesTest, WherePlacesAreFewFilesThatWereReadMakeRoom)
     cg_reader_files_free(files);
 }
 
+// Whoever opened it must not wait until it is closed.
+TEST(ReaderFilesTest, ASecondFileOfANameIsTheReadersToClose)
+{
+    cg_reader_files *files = cg_reader_files_new();
+    const cg_reader_name name = {};
+    EXPECT_FALSE(cg_reader_files_put(files, &name, 1000, false, 1)) << "there is no reader";
+    cg_reader_files_begin(files);
+    EXPECT_TRUE(cg_reader_files_put(files, &name, 1000, false, 1));
+    EXPECT_TRUE(cg_reader_files_put(files, &name, 1001, false, 1));
+    cg_open_file *file = cg_reader_files_take(files, &name);
+    EXPECT_EQ(cg_open_file_fd(file), 1000);
+    EXPECT_EQ(cg_reader_files_drop(files, 2), 1001);
+    EXPECT_EQ(cg_reader_files_drop(files, 2), -1);
+    cg_reader_files_give(files, file, false, 2);
+    cg_reader_files_end(files);
+    EXPECT_EQ(cg_reader_files_drop(files, 2), 1000);
+    cg_reader_files_free(files);
+}
+
 // A promise of a short load lasts two seconds, and a busy machine may take longer for two calls:
 // then once more.
 class PromiseTest : public LinkTest
