@@ -26,13 +26,18 @@ static void free_turn(turn *t)
     free(t);
 }
 
-void cg_gather_free_turns(cg_gather *g)
+static void free_turns(turn *first)
 {
-    while (g->first != NULL) {
-        turn *t = g->first;
-        g->first = t->next;
+    while (first != NULL) {
+        turn *t = first;
+        first = t->next;
         free_turn(t);
     }
+}
+
+void cg_gather_free_turns(cg_gather *g)
+{
+    free_turns(g->first);
 }
 
 /* With the lock held. */
@@ -97,8 +102,9 @@ static cg_status send_fd(cg_gather *g, int fd, uint64_t n_bytes)
 }
 
 /* With the lock held: passes on what is ready and has nothing before it. Status of own's sending;
- * CG_OK: it waits. */
-static cg_status take_turns(cg_gather *g, const turn *own)
+ * CG_OK: it waits. *over_out: to be freed without the lock, which steps of the engine take: of what
+ * nobody has received, all the memory goes with that. */
+static cg_status take_turns(cg_gather *g, const turn *own, turn **over_out)
 {
     cg_status own_status = CG_OK;
     hear_dropped(g);
@@ -111,7 +117,8 @@ static cg_status take_turns(cg_gather *g, const turn *own)
             own_status = status;
         if ((g->first = t->next) == NULL)
             g->last = &g->first;
-        free_turn(t);
+        t->next = *over_out;
+        *over_out = t;
     }
     return own_status;
 }
@@ -155,7 +162,7 @@ static cg_status make_memory(turn *t, const cg_gather_head *head, const cg_gathe
 /* Gives the part to its turn: as it is, or with nothing but the head, which says so. */
 static cg_status end_part(cg_gather *g, cg_gather_part *made, bool is_refusal)
 {
-    turn *t = made->turn;
+    turn *t = made->turn, *over = NULL;
     const uint64_t begun_bytes = t->n_bytes;
     if (is_refusal)
         ((cg_gather_head *)made->map)->n_chunks = 0;
@@ -175,9 +182,10 @@ static cg_status end_part(cg_gather *g, cg_gather_part *made, bool is_refusal)
     g->begun_bytes -= begun_bytes - t->n_bytes;
     t->is_ready = true;
     t->is_refusal = is_refusal;
-    const cg_status status = take_turns(g, t);
+    const cg_status status = take_turns(g, t, &over);
     drop_repeated_refusals(g);
     pthread_mutex_unlock(&g->lock);
+    free_turns(over);
     return status;
 }
 

@@ -1,11 +1,12 @@
 // Ranks of a tensor-parallel engine: each has some of the KV heads, and the store has whole chunks.
-#include "connector/gather.h"
+#include "connector/gather_state.h"
 #include "connector/host_socket.h"
 
 #include "tests/connector/engine.h"
 #include "tests/connector/touched_pages.h"
 #include "tests/connector/watch.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -19,6 +20,27 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
 #endif
+
+namespace
+{
+
+// How many parts this thread has closed while lock_of_parts is set, and how many with that lock.
+thread_local const pthread_mutex_t *lock_of_parts = nullptr;
+thread_local int n_closed = 0, n_closed_with_lock = 0;
+
+} // namespace
+
+// The linker has the library's calls come here (--wrap).
+extern "C" int __real_close(int fd);
+extern "C" int __wrap_close(int fd);
+extern "C" int __wrap_close(int fd)
+{
+    if (lock_of_parts != nullptr && fcntl(fd, F_GET_SEALS) >= 0) {
+        n_closed++;
+        n_closed_with_lock += lock_of_parts->__data.__owner == gettid();
+    }
+    return __real_close(fd);
+}
 
 namespace
 {
@@ -373,6 +395,21 @@ int n_parts_in_memory()
         n += std::filesystem::read_symlink(entry, gone).string().rfind("/memfd:cachegenfs", 0) == 0;
     }
     return n;
+}
+
+// Its memory may be large, and goes with the descriptor.
+TEST_F(GatherTest, APartThatNobodyTakesIsFreedWithoutTheLockThatStepsTake)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
+    cg_gather_free(listener);
+    listener = nullptr;
+    n_closed = n_closed_with_lock = 0;
+    lock_of_parts = &sender->lock;
+    EXPECT_EQ(send(1), CG_ERR_NOT_FOUND);
+    lock_of_parts = nullptr;
+    EXPECT_EQ(n_parts_in_memory(), 0);
+    EXPECT_GT(n_closed, 0);
+    EXPECT_EQ(n_closed_with_lock, 0);
 }
 
 TEST_F(GatherTest, RefusalsBehindAPartThatHangsTakeNoMoreThanOne)
