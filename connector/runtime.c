@@ -269,7 +269,10 @@ void cg_runtime_wake_reader(cg_runtime *rt)
 cg_io_config cg_runtime_io_config(const cachegen *connector)
 {
     const cg_config *config = connector->config;
-    return (cg_io_config){.backend = connector->backend,
+    /* One ring that works does not mean that the next has room: locked memory may be short. */
+    const bool may_be_threads =
+        config->io_backend == CG_IO_AUTO && connector->backend == CG_IO_URING;
+    return (cg_io_config){.backend = may_be_threads ? CG_IO_AUTO : connector->backend,
                           .queue_depth = config->queue_depth,
                           .n_threads = config->queue_depth, /* so many the plan counts on */
                           .max_abandoned = config->max_abandoned_reads};

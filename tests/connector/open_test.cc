@@ -5,11 +5,14 @@
 #include "tests/connector/engine.h"
 #include "tests/connector/watch.h"
 
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -687,6 +690,39 @@ TEST_F(OpenTest, AHandleWorksInAForkedChild)
         ASSERT_EQ(waitpid(idle, &status, 0), idle);
         EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
         EXPECT_EQ(engine.load(others).progress.loaded_tokens, 95u) << "what the child saved";
+    }
+}
+
+// As in a container with a small --ulimit memlock: newer kernels count rings, too.
+TEST_F(OpenTest, WhereNotAllRingsFitThreadsDoTheRest)
+{
+    char reason[256];
+    if (no_fork != nullptr || !cg_io_uring_reason(reason, sizeof reason))
+        GTEST_SKIP() << (no_fork != nullptr ? no_fork : reason) << ": fall-backs not tested";
+    const Tokens tokens = prompt(96), others = prompt(96, 2);
+    for (const rlim_t limit : {0, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 512 << 10}) {
+        SCOPED_TRACE(limit);
+        fflush(nullptr);
+        const pid_t child = fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+            const struct rlimit most = {limit, limit};
+            struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+            const struct __user_cap_data_struct sets[2] = {};
+            if (setrlimit(RLIMIT_MEMLOCK, &most) != 0 || syscall(SYS_capset, &header, sets) != 0)
+                _exit(64);
+            Engine one(store), two(store);
+            int wrong = one.save(tokens) != CACHEGEN_OK;
+            wrong |= (one.load(tokens).progress.loaded_tokens != 95) << 1;
+            wrong |= (two.load(tokens).progress.loaded_tokens != 95) << 2;
+            wrong |= (two.save(others) != CACHEGEN_OK) << 3;
+            wrong |= (one.load(others).progress.loaded_tokens != 95) << 4;
+            _exit(wrong);
+        }
+        int status = -1;
+        ASSERT_EQ(waitpid(child, &status, 0), child);
+        EXPECT_TRUE(WIFEXITED(status));
+        EXPECT_EQ(WEXITSTATUS(status), 0) << "a bit a check";
     }
 }
 
