@@ -106,10 +106,14 @@ cg_status cg_save_publish_context(cachegen_save *save, cg_io *io)
     cg_store_entry *entries = calloc(save->n_keys + (size_t)1, sizeof *entries);
     cg_store_link *links = calloc(save->n_keys + (size_t)1, sizeof *links);
     cg_status status = CG_ERR_NO_MEMORY;
+    uint32_t n_errors = 0;
     if (entries == NULL || links == NULL)
         goto done;
-    status =
-        cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries, NULL);
+    status = cg_store_lookup(c->store, io, save->keys, save->n_keys, profile, 0xf, 0, entries,
+                             &n_errors);
+    /* What cannot be read for a moment may be there: a whole context is not cut short for it. */
+    if (status == CG_OK && n_errors > 0)
+        status = CG_ERR_IO;
     if (status != CG_OK)
         goto done;
     uint32_t n = 0;

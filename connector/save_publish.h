@@ -14,7 +14,7 @@
 cg_status cg_save_publish_chunk(const cg_save_chunk *chunk, cg_io *io);
 /* Publishes save->context, of the chunks that the store has by then: as far as they go without a
  * hole, and where there are none, nothing. CG_ERR_NOT_FOUND: it lacks some that the save has not
- * dropped. */
+ * dropped. CG_ERR_IO: it does not say of each whether it has it; the context stays as it was. */
 cg_status cg_save_publish_context(cachegen_save *save, cg_io *io);
 /* Publishes the model's description, unless the store has it. */
 cg_status cg_save_publish_model(const cachegen *connector, cg_io *io);

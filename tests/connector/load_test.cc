@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <thread>
 
 namespace
@@ -1926,6 +1927,29 @@ TEST_P(LoadTest, NothingIsSavedBehindAHole)
         EXPECT_EQ(store.chunks("L0").size(), 6u);
         EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
     }
+}
+
+TEST_P(LoadTest, AContextStaysWholeWhereAChunkOfItCannotBeReadForAMoment)
+{
+    const Store store;
+    Engine engine(store, with(""));
+    const Tokens tokens = prompt(32 * 5);
+    ASSERT_EQ(engine.save(tokens, "a-context"), CACHEGEN_OK);
+    const std::string at = "m/contexts/a-context/", json = store.dir.read_text(at + "context.json");
+    char object[CG_TREE_PATH_BYTES];
+    const cg_key key = key_of(root_of(store), tokens, 3);
+    ASSERT_EQ(cg_tree_object_path("m", &key, CG_L0, nullptr, object, sizeof object), CG_OK);
+    const std::string path = store.dir.path + "/" + object;
+    std::filesystem::rename(path, path + ".aside");
+    std::filesystem::create_symlink("elsewhere", path); // an error for root, too
+    EXPECT_EQ(engine.save(tokens, "a-context"), CACHEGEN_ERR_IO);
+    EXPECT_EQ(engine.stats().save_errors, 1u);
+    EXPECT_EQ(store.dir.read_text(at + "context.json"), json);
+    EXPECT_EQ(store.dir.files(at + "L0").size(), 5u);
+    EXPECT_EQ(store.dir.read(at + "tokens").size(), 4 * tokens.size());
+    std::filesystem::rename(path + ".aside", path);
+    EXPECT_EQ(engine.save(tokens, "a-context"), CACHEGEN_OK);
+    EXPECT_EQ(store.dir.read_text(at + "context.json"), json);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LoadTest, testing::Values("io_uring", "threads"),
