@@ -125,6 +125,8 @@ cg_status cg_save_publish_context(cachegen_save *save, cg_io *io)
     status = n > 0 ? cg_store_context_publish(c->store, io, save->context, links, n, profile,
                                               save->tokens, n_tokens)
                    : CG_OK;
+    if (status == CG_ERR_EXISTS) /* another host has the name now; the chunks are stored */
+        status = CG_OK;
     /* Chunks that were dropped are counted as that. The writer itself has set is_behind_hole. */
     const bool may_lack = save->is_behind_hole || save->end_token < save->n_tokens;
     if (status == CG_OK && n < save->n_keys && !may_lack)

@@ -17,7 +17,8 @@
  * about each chunk before they encode it, and so does an engine that finds a chunk published which
  * had not been there. So a chunk costs a further question only where another engine is at the same
  * prompt. save_timeout_ms after its first wait a save waits for nobody any more: the writer has
- * other saves to make.
+ * other saves to make. A context, too, is published by one engine of a host at a time; who waits
+ * for that longer than save_timeout_ms leaves the name to the others, and its save is fine.
  *
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before

@@ -8,6 +8,7 @@
 #include "connector/silence.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Chunks whose encoding runs on the pool while the one before them is published: enough to keep the
  * pool busy, and few, because each holds its encoder until then. */
@@ -16,6 +17,9 @@ enum { ENCODE_AHEAD = 2, LOSSY_LEVELS = 1 << CG_L1 | 1 << CG_L2 | 1 << CG_L3 };
 /* Of a context that is published: so many chunks are linked in the time that the store may take for
  * one answer, before it counts as hung. A link is a name, and no data. */
 enum { CONTEXT_CHUNKS_AN_ANSWER = 8 };
+
+/* So often at most others that publish a context of the same name are waited for. */
+enum { MOST_OTHERS = 64 };
 
 /* What comes now asks the store for nothing. */
 static void end_step(cg_runtime *rt)
@@ -218,15 +222,19 @@ static bool claim_encoder(cg_save_chunk *chunk)
     return has_room;
 }
 
-/* A chunk of one store; the mounts of a store are several. */
-static cg_key lock_name(const cg_save_chunk *chunk)
+/* A chunk or a context of one store; the mounts of a store are several. */
+static cg_key lock_name(const cachegen *c, const cg_key *of)
 {
-    const cachegen *c = chunk->save->op.connector;
     const struct {
         cg_key key;
         uint64_t device, root;
-    } what = {chunk->save->keys[chunk->index], c->device, c->root};
+    } what = {*of, c->device, c->root};
     return cg_key_of_bytes(&what, sizeof what);
+}
+
+static cg_key chunk_lock_name(const cg_save_chunk *chunk)
+{
+    return lock_name(chunk->save->op.connector, &chunk->save->keys[chunk->index]);
 }
 
 static bool stops(void *user)
@@ -244,7 +252,7 @@ static void wait_for_other(cg_save_chunk *chunk)
 {
     cachegen_save *save = chunk->save;
     const cachegen *c = save->op.connector;
-    const cg_key name = lock_name(chunk);
+    const cg_key name = chunk_lock_name(chunk);
     end_step(save->op.runtime);
     if (save->wait_until_ns == 0)
         save->wait_until_ns = cg_now_ns() + cg_ms(c->config->save_timeout_ms);
@@ -259,7 +267,7 @@ static void wait_for_other(cg_save_chunk *chunk)
 static bool lock_chunk(cg_save_chunk *chunk, bool is_next, cg_io *io)
 {
     cachegen_save *save = chunk->save;
-    const cg_key name = lock_name(chunk);
+    const cg_key name = chunk_lock_name(chunk);
     if (chunk->levels == 0)
         return true;
     if (cg_host_lock_take(&name, &chunk->lock) == CG_ERR_EXISTS) {
@@ -349,6 +357,41 @@ static cg_status take_all_heads(cachegen_save *save)
     return status;
 }
 
+/* Takes the lock of the save's context: two who publish one name at once would leave a context.json
+ * that names files of the other one, or none. False: others have it for too long, and the name
+ * stays theirs. Where this host has no locks, or only another user's, it is done without. */
+static bool lock_context(cachegen_save *save, int *lock_out)
+{
+    const cachegen *c = save->op.connector;
+    const uint64_t until_ns = cg_now_ns() + cg_ms(c->config->save_timeout_ms);
+    char path[CG_TREE_PATH_BYTES];
+    if (cg_tree_context_file_path(c->config->model, save->context, "", path, sizeof path) != CG_OK)
+        return true;
+    const cg_key key = cg_key_of_bytes(path, strlen(path)), name = lock_name(c, &key);
+    end_step(save->op.runtime);
+    for (int i = 0; i < MOST_OTHERS; i++) {
+        if (cg_host_lock_take(&name, lock_out) != CG_ERR_EXISTS)
+            return true;
+        const cg_status status = cg_host_lock_wait(&name, until_ns, stops, save);
+        if (status != CG_OK)
+            return status == CG_ERR_PERMISSION;
+    }
+    /* Nobody needs to be waited for, and yet it is taken: by a child that was forked while its
+     * parent had it, and that publishes nothing. */
+    return true;
+}
+
+/* A context is made of links, several a chunk. */
+static cg_status publish_context(cachegen_save *save, cg_io *io)
+{
+    cg_status status = CG_OK;
+    int lock = -1;
+    if (lock_context(save, &lock) && begin_step(save, 1 + save->n_keys / CONTEXT_CHUNKS_AN_ANSWER))
+        status = cg_save_publish_context(save, io);
+    cg_host_lock_release(&lock);
+    return status;
+}
+
 static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_written)
 {
     cg_runtime *rt = save->op.runtime;
@@ -372,9 +415,8 @@ static cg_status run_save(cachegen_save *save, cg_io *io, bool *model_json_writt
         skip_existing(save, save->chunks, save->n_chunks, io);
         status = save_chunks(save, io);
     }
-    /* A context is made of links, several a chunk. */
-    if (save->context != NULL && begin_step(save, 1 + save->n_keys / CONTEXT_CHUNKS_AN_ANSWER)) {
-        const cg_status context_status = cg_save_publish_context(save, io);
+    if (save->context != NULL) {
+        const cg_status context_status = publish_context(save, io);
         pthread_mutex_lock(&rt->lock);
         rt->stats.save_errors += status != CG_OK && context_status != CG_OK; /* a second one */
         pthread_mutex_unlock(&rt->lock);

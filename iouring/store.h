@@ -193,7 +193,10 @@ typedef struct cg_store_link {
  * CG_ERR_INVALID_ARGUMENT: a name that cg_tree_name_is_valid() refuses; no links; a link without
  * levels. CG_ERR_NOT_FOUND: the store lacks a chunk at a linked level or, with L1..L3, the profile.
  * CG_ERR_FOREIGN_TOKENS: the links are no chain of these tokens. CG_ERR_FOREIGN_PROFILE and
- * CG_ERR_FOREIGN_MODEL: a chunk is of another one. The cg_io must be idle. */
+ * CG_ERR_FOREIGN_MODEL: a chunk is of another one. CG_ERR_EXISTS: another publisher of the name was
+ * met, of a context with other files; neither's may be there now. Two should not publish one name
+ * at once: in between they may still leave a context.json without its files. The cg_io must be
+ * idle. */
 cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char *name,
                                    const cg_store_link *links, size_t n_links,
                                    const cg_fingerprint *profile, const uint32_t *tokens,

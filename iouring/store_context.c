@@ -4,6 +4,10 @@
  * durably; the JSON comes last, by rename. When a file that the present context.json speaks of
  * would have to change, that context.json is removed first: at no moment does it name files of
  * another context. (A context that only grows keeps its own.)
+ *
+ * Two that publish one name at once can't be told apart by what lies in the folder. Who meets a
+ * file of the other's gives up, and who finds the other's context.json removes nothing. That leaves
+ * gaps, so callers on a host take turns (connector/writer.c).
  */
 #include "codec/cursor.h"
 #include "iouring/beneath.h"
@@ -317,8 +321,10 @@ static cg_status install_chunks(const context *c)
             if (status == CG_OK)
                 status = cg_file_install(c->store->root_fd, object, path, there == OTHER,
                                          h.level_bytes[level]);
-            if (status != CG_OK &&
-                status != CG_ERR_EXISTS) /* another publisher, of the same or to lose to */
+            /* Another publisher: of the same, or to lose to. */
+            if (status == CG_ERR_EXISTS && chunk_presence(c, path, i, (cg_level)level) == SAME)
+                status = CG_OK;
+            if (status != CG_OK)
                 return status;
             changed = true;
         }
@@ -341,7 +347,10 @@ static cg_status install_profile(const context *c)
     if (there == SAME)
         return CG_OK;
     status = cg_file_install(c->store->root_fd, installed, in_context, there == OTHER, UINT64_MAX);
-    return status == CG_ERR_EXISTS ? CG_OK : status;
+    return status == CG_ERR_EXISTS &&
+                   file_presence(c->store->root_fd, in_context, installed) == SAME
+               ? CG_OK
+               : status;
 }
 
 /* A copy, not a link: unlike profiles, the model's model.json may be edited in place. */
@@ -365,23 +374,51 @@ static cg_status install_model(const context *c)
     return status;
 }
 
-/* Removes chunk files that the new context.json does not name. Failures only leave them there. */
-static void remove_stale(const context *c)
+static bool is_stale(const context *c, unsigned level, const char *path)
+{
+    cg_tree_name name;
+    cg_tree_parse(path, &name);
+    return name.kind == CG_TREE_CONTEXT_CHUNK &&
+           (name.index >= c->n_links || (c->links[name.index].levels >> level & 1) == 0);
+}
+
+/* Whether the context.json that is there is c's; in *is_there_out, whether there is any. */
+static bool json_is_ours(const context *c, const char *json_path, bool *is_there_out)
+{
+    uint8_t *old = NULL;
+    size_t old_bytes;
+    const cg_status status =
+        cg_file_read(c->store->root_fd, json_path, MAX_SMALL_FILE_BYTES, &old, &old_bytes);
+    const bool is_ours =
+        status == CG_OK && old_bytes == c->json_bytes && memcmp(old, c->json, old_bytes) == 0;
+    free(old);
+    *is_there_out = status != CG_ERR_NOT_FOUND;
+    return is_ours;
+}
+
+/* Removes chunk files that c's context.json, which is there, does not name. It is looked at once
+ * more when there are some: others may have published the name meanwhile, and theirs are files that
+ * came since. Failures only leave them there. */
+static void remove_stale(const context *c, const char *json_path)
 {
     char dir_path[CG_TREE_PATH_BYTES], path[CG_TREE_PATH_BYTES + CG_TREE_NAME_BYTES];
-    for (unsigned level = 0; level < CG_N_LEVELS; level++) {
+    bool is_ours = true, is_known = false;
+    for (unsigned level = 0; level < CG_N_LEVELS && is_ours; level++) {
         snprintf(dir_path, sizeof dir_path, "%s/contexts/%s/L%u", c->store->model, c->name, level);
         const int fd =
             openat(c->store->root_fd, dir_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         DIR *dir = cg_beneath_list(fd);
         if (dir == NULL)
             continue;
-        for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-            cg_tree_name name;
+        for (const struct dirent *e = readdir(dir); e != NULL && is_ours; e = readdir(dir)) {
             snprintf(path, sizeof path, "%s/%s", dir_path, e->d_name);
-            cg_tree_parse(path, &name);
-            if (name.kind == CG_TREE_CONTEXT_CHUNK &&
-                (name.index >= c->n_links || (c->links[name.index].levels >> level & 1) == 0))
+            if (!is_stale(c, level, path))
+                continue;
+            bool is_there;
+            if (!is_known)
+                is_ours = json_is_ours(c, json_path, &is_there);
+            is_known = true;
+            if (is_ours)
                 unlinkat(fd, e->d_name, 0);
         }
         closedir(dir);
@@ -391,21 +428,16 @@ static void remove_stale(const context *c)
 static cg_status publish(context *c, cg_io *io)
 {
     char path[CG_TREE_PATH_BYTES], json_path[CG_TREE_PATH_BYTES];
-    uint8_t *old = NULL;
-    size_t old_bytes;
-    bool conflict;
+    bool conflict, is_there;
     const int root_fd = c->store->root_fd;
     cg_status status =
         cg_tree_context_file_path(c->store->model, c->name, "context.json", json_path, sizeof path);
     if (status != CG_OK)
         return status;
-    status = cg_file_read(root_fd, json_path, MAX_SMALL_FILE_BYTES, &old, &old_bytes);
-    const bool same =
-        status == CG_OK && old_bytes == c->json_bytes && memcmp(old, c->json, old_bytes) == 0;
-    free(old);
+    const bool same = json_is_ours(c, json_path, &is_there);
     /* Without a context.json nothing speaks of the files that are there: they may change at
      * will. */
-    if (!same && status != CG_ERR_NOT_FOUND) {
+    if (!same && is_there) {
         if ((status = find_conflict(c, &conflict)) != CG_OK)
             return status;
         if (conflict && (status = retire_json(c, json_path)) != CG_OK)
@@ -425,7 +457,7 @@ static cg_status publish(context *c, cg_io *io)
         ((status = cg_file_sync_dir(root_fd, json_path)) != CG_OK ||
          (status = cg_store_write(c->store, io, json_path, c->json, c->json_bytes, true)) != CG_OK))
         return status;
-    remove_stale(c);
+    remove_stale(c, json_path);
     return CG_OK;
 }
 

@@ -879,6 +879,37 @@ TEST_P(HangTest, CopiesAreFreedWithoutTheLockThatStepsTake)
     lock_of_steps = nullptr;
 }
 
+// One stands still before it writes context.json, with all its links made.
+TEST_P(HangTest, TwoEnginesDoNotPublishOneNameAtOnce)
+{
+    const auto other = open("", 1000, 60000);
+    const Tokens longer = prompt(32 * 4), shorter(longer.begin(), longer.begin() + 64);
+    const auto holds = [&](const Tokens &tokens) {
+        const std::string json = store.dir.read_text("m/contexts/c/context.json");
+        for (uint32_t i = 0; i < tokens.size() / 32; i++) {
+            char key[CG_KEY_HEX_BYTES];
+            const cg_key of_chunk = key_of(root_of(store), tokens, i);
+            cg_key_to_hex(&of_chunk, key);
+            EXPECT_NE(json.find(key), std::string::npos) << i;
+        }
+        EXPECT_EQ(std::count(json.begin(), json.end(), '{') - 1, tokens.size() / 32);
+        EXPECT_EQ(store.dir.files("m/contexts/c/L0").size(), tokens.size() / 32);
+        EXPECT_EQ(store.dir.read("m/contexts/c/tokens").size(), 4 * tokens.size());
+    };
+    cachegen_save *held;
+    other->prefill(longer);
+    odd->hold_next("write", "/c/.context.json.");
+    ASSERT_EQ(other->save_start(longer, 0, 32 * 4, true, "c", 0, &held), CACHEGEN_OK);
+    ASSERT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    EXPECT_EQ(engine->save(shorter, "c"), CACHEGEN_OK) << "the name is the other's for too long";
+    EXPECT_FALSE(store.dir.has("m/contexts/c/context.json"));
+    odd->release();
+    EXPECT_EQ(other->finish(held).status, CACHEGEN_OK);
+    holds(longer);
+    EXPECT_EQ(engine->save(shorter, "c"), CACHEGEN_OK);
+    holds(shorter);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("io_uring", "threads"),
                          [](const auto &chosen) {
                              return std::string(chosen.param) == "io_uring" ? "uring" : "threads";

@@ -29,6 +29,7 @@ struct OddFs::State {
     std::condition_variable released_changed;
     bool is_far = false, is_serial = false;
     bool released = false;
+    std::string held_call, held_part; // of the next call that is held; "": none
     Mood mood = Mood::GOOD;
     int n_waves = 0; // of answers to what hung
     int n_hanging = 0, n_calls = 0, n_rounds = 0, n_opens = 0;
@@ -72,6 +73,17 @@ struct OddFsCalls {
         s->released_changed.notify_all();
         s->released_changed.wait(guard, [s] { return s->released; });
         s->n_hanging--;
+    }
+
+    static void hang_if_held(const char *call, const char *path)
+    {
+        {
+            const std::lock_guard<std::mutex> guard(state()->lock);
+            if (state()->held_call != call || !is_named(path, state()->held_part.c_str()))
+                return;
+            state()->held_call.clear();
+        }
+        hang();
     }
 
     // libfuse itself asks for the status of what a call has made: no question of the kernel's.
@@ -216,6 +228,7 @@ struct OddFsCalls {
     {
         if (const int error = suffer(ADDS, "link"))
             return error;
+        hang_if_held("link", to);
         if (is_named(from, "full"))
             return -EMLINK;
         if (!is_named(to, "links") && !state()->is_far)
@@ -275,6 +288,7 @@ struct OddFsCalls {
             return error;
         if (is_named(path, "hang_write"))
             hang();
+        hang_if_held("write", path);
         return result_of(pwrite(static_cast<int>(info->fh), bytes, n, offset));
     }
     static int fsync(const char *, int, struct fuse_file_info *info)
@@ -293,6 +307,7 @@ struct OddFsCalls {
         OddFs::State *s = state();
         if (const int error = suffer(LOOKS, "readdir"))
             return error;
+        hang_if_held("readdir", path);
         const int fd = openat(s->backing_fd, below(path), O_RDONLY | O_DIRECTORY);
         DIR *dir = fd < 0 ? nullptr : fdopendir(fd);
         if (dir == nullptr)
@@ -399,6 +414,13 @@ void OddFs::release()
     state_->released = true;
     state_->mood = Mood::GOOD;
     state_->released_changed.notify_all();
+}
+
+void OddFs::hold_next(const std::string &call, const std::string &part)
+{
+    const std::lock_guard<std::mutex> guard(state_->lock);
+    state_->held_call = call;
+    state_->held_part = part;
 }
 
 void OddFs::lose(const std::string &folder)

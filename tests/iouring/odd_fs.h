@@ -43,6 +43,9 @@ class OddFs
     OddFs(const OddFs &) = delete;
     OddFs &operator=(const OddFs &) = delete;
 
+    // The next call of this kind about a path with this in it hangs until release(): "link" to,
+    // "readdir", "write".
+    void hold_next(const std::string &call, const std::string &part);
     void release(); // all that hangs, and what would hang from now on
     void set_mood(Mood mood);
     void answer_what_hangs(); // for its mood; what comes later hangs as before

@@ -350,6 +350,78 @@ TEST_P(OddFsTest, ReplacesNestedChunksWithoutRenamesAndWithoutLinks)
     }
 }
 
+// Two publishers of one context's name at once, as of two hosts: one through the file system, where
+// it stands still, the other past it.
+class TwoPublishersTest : public OddFsTest
+{
+  protected:
+    void SetUp() override
+    {
+        OddFsTest::SetUp();
+        if (odd == nullptr || !odd->why().empty())
+            return;
+        ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "links", true, &store), CG_OK);
+        ASSERT_EQ(cg_store_open((dir.path + "/backing").c_str(), "links", true, &past), CG_OK);
+        ASSERT_EQ(cg_io_new(nullptr, &past_io), CG_OK);
+        for (const cg_test::Chunk &chunk : chain)
+            ASSERT_EQ(
+                cg_store_publish(past, past_io, chunk.bytes.data(), chunk.bytes.size(), nullptr),
+                CG_OK);
+    }
+    void TearDown() override
+    {
+        cg_store_free(store);
+        cg_store_free(past);
+        cg_io_free(past_io, 0);
+        OddFsTest::TearDown();
+    }
+    cg_status context(const cg_store *of, cg_io *queue, size_t n_chunks) const
+    {
+        std::vector<cg_store_link> links;
+        std::vector<uint32_t> tokens;
+        for (size_t i = 0; i < n_chunks; i++) {
+            links.push_back({chain[i].header.key, 1});
+            tokens.insert(tokens.end(), chain[i].tokens.begin(), chain[i].tokens.end());
+        }
+        return cg_store_context_publish(of, queue, "c", links.data(), links.size(), nullptr,
+                                        tokens.data(), tokens.size());
+    }
+    const std::vector<cg_test::Chunk> chain = cg_test::make_chain(4, CG_L0);
+    cg_store *store = nullptr, *past = nullptr;
+    cg_io *past_io = nullptr;
+};
+CG_ON_BOTH_BACKENDS(TwoPublishersTest);
+
+TEST_P(TwoPublishersTest, NoContextHasAFileThatAnotherPutThereMeanwhile)
+{
+    odd->hold_next("link", "/contexts/c/L0/00001.kv");
+    cg_status status = CG_OK;
+    std::thread publisher([&] { status = context(store, io, 2); });
+    EXPECT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    const cg_test::Chunk other =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 9), CG_L0, nullptr);
+    dir.write("backing/links/contexts/c/L0/00001.kv", other.bytes);
+    odd->release();
+    publisher.join();
+    EXPECT_EQ(status, CG_ERR_EXISTS);
+    EXPECT_FALSE(dir.has("backing/links/contexts/c/context.json"));
+    EXPECT_EQ(context(store, io, 2), CG_OK) << "a later one replaces what nothing speaks of";
+    EXPECT_TRUE(dir.read("backing/links/contexts/c/L0/00001.kv") == chain[1].bytes);
+}
+
+TEST_P(TwoPublishersTest, AContextLosesNoFileToWhoPublishedTheNameBefore)
+{
+    odd->hold_next("readdir", "/contexts/c/L0");
+    std::thread publisher([&] { EXPECT_EQ(context(store, io, 2), CG_OK); });
+    EXPECT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    EXPECT_EQ(context(past, past_io, 4), CG_OK);
+    odd->release();
+    publisher.join();
+    EXPECT_EQ(dir.files("backing/links/contexts/c/L0").size(), 4u);
+    EXPECT_EQ(context(store, io, 2), CG_OK);
+    EXPECT_EQ(dir.files("backing/links/contexts/c/L0").size(), 2u) << "its own stale ones go";
+}
+
 TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels)
 {
     const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
