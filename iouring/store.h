@@ -141,9 +141,9 @@ bool cg_store_is_gone(const cg_store *store);
 cg_status cg_store_reopen(cg_store *store);
 
 /* Verifies a chunk (cg_chunk_verify) and publishes it under its own key, level and profile. A
- * nested chunk is written under the name of its finest level. The names of its coarser levels
- * become links of that file, or copies of what they need; names that are there stay. The cg_io must
- * be idle.
+ * nested chunk is one file with a name for each level, links or, where links fail, copies of what
+ * the level needs; names that are there stay. The finest level's name comes last, so that it does
+ * not come to be there without the others, whenever this ends. The cg_io must be idle.
  *
  * If the chunk's finest level is there already, that is CG_OK, too, and *existed_out (may be NULL)
  * is true. Then only missing names are added: links of the file that is there if it holds the
@@ -151,9 +151,10 @@ cg_status cg_store_reopen(cg_store *store);
  *
  * Each file is on disk before it has a name. The names themselves are not synced: a power failure
  * may take those of the last seconds, as if nothing had been saved. Over a network publishing three
- * levels takes six questions besides the bytes (seven on a cachegenfs mount): folder, temporary
- * file, its sync, and a name for each level, the last of which takes the temporary one away. The
- * kernel asks more: it looks up each of the five names before it makes it. */
+ * levels takes six questions besides the bytes: folder, temporary file, its sync, and a name for
+ * each level, the last of which takes the temporary one away. Two more where the folder is there:
+ * whether the chunk is, and the temporary name's end. The kernel asks more: it looks up each of the
+ * five names before it makes it. */
 cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chunk,
                            size_t chunk_bytes, bool *existed_out);
 

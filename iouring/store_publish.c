@@ -32,27 +32,20 @@ static cg_status link_level(const cg_store *store, const cg_chunk_header *h, cg_
     return CG_ERR_NOT_FOUND;
 }
 
-/* Coarser levels, but for those of `named`, get names of the finest's file, which is at
- * finest_path. Any that is there already stays as it is. is_new: that file is this chunk's and has
- * just come there, so that nothing needs to be looked at before linking. */
-static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk,
-                                 const char *finest_path, bool is_new, uint8_t named)
+/* Of a chunk whose finest level is there already: coarser levels get names of that file. Any that
+ * is there stays as it is. */
+static cg_status publish_coarser(const cg_store *store, cg_io *io, const cg_chunk *chunk)
 {
     const cg_chunk_header *h = &chunk->header;
     char path[CG_TREE_PATH_BYTES];
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++) {
-        if ((named >> level & 1) != 0)
-            continue;
         cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
                                                path, sizeof path);
         if (status != CG_OK)
             return status;
-        if (is_new)
-            status = cg_file_link(store->root_fd, finest_path, path, h->level_bytes[level]);
-        else if ((status = cg_store_stat(store, io, path)) == CG_ERR_NOT_FOUND)
+        status = cg_store_stat(store, io, path);
+        if (status == CG_ERR_NOT_FOUND)
             status = link_level(store, h, (cg_level)level, path);
-        else
-            status = status == CG_OK ? CG_ERR_EXISTS : status;
         if (status == CG_ERR_NOT_FOUND)
             status = cg_store_write(store, io, path, chunk->bytes, h->level_bytes[level], false);
         if (status != CG_OK && status != CG_ERR_EXISTS)
@@ -80,29 +73,34 @@ static bool make_folder(const cg_store *store, const char *path)
     return mkdirat(store->root_fd, folder, 0700) == 0;
 }
 
-/* Gives the chunk's file, which is at temp, the name of its finest level, path; temp goes. In a
- * folder that we have just made no other names are to be expected: there temp is not removed, but
- * renamed to that of the coarsest level, a question less. A mount of cachegenfs refuses that, since
- * the name would show less. Of two who publish the chunk at that moment the finest name, a link,
- * lets one win. If the other has linked our file to the coarsest name by then, the rename does
- * nothing, and temp is left over as after a kill. A third who publishes the coarsest level alone
- * has his file replaced by this one, which is as good. CG_ERR_EXISTS: another's file has the finest
- * name. named_out: bit n: the coarser level n has its name. */
+/* Gives the chunk's file, which is at temp, the names of its levels, path that of the finest; temp
+ * goes. The finest comes last: who finds it takes the others for granted, so it must not be there
+ * without them if this is killed or the disk is full. Coarser names that are there stay.
+ * In a folder that we have just made no other names are to be expected: there temp is not removed,
+ * but renamed to the finest name, a question less. Another who publishes the chunk at that moment
+ * shows by a coarser name, mostly; then the finest is a link, which lets one win. If he comes by
+ * between our last link and the rename, his file of the finest level is replaced by ours.
+ * CG_ERR_EXISTS: another's file has the finest name. */
 static cg_status name_file(const cg_store *store, const cg_chunk_header *h, const char *temp,
-                           const char *path, bool is_alone, uint8_t *named_out)
+                           const char *path, bool is_alone)
 {
-    char coarsest[CG_TREE_PATH_BYTES];
-    *named_out = 0;
-    if (!is_alone || store->is_mount || h->coarsest == h->level ||
-        cg_tree_object_path(store->model, &h->key, (cg_level)h->coarsest, &h->profile, coarsest,
-                            sizeof coarsest) != CG_OK ||
-        linkat(store->root_fd, temp, store->root_fd, path, 0) != 0)
-        return cg_file_name(store->root_fd, temp, path);
-    if (renameat(store->root_fd, temp, store->root_fd, coarsest) == 0)
-        *named_out = (uint8_t)(1u << h->coarsest);
-    else
-        unlinkat(store->root_fd, temp, 0);
-    return CG_OK;
+    char coarser[CG_TREE_PATH_BYTES];
+    for (unsigned level = h->coarsest; level > h->level; level--) {
+        cg_status status = cg_tree_object_path(store->model, &h->key, (cg_level)level, &h->profile,
+                                               coarser, sizeof coarser);
+        if (status == CG_OK)
+            status = cg_file_link(store->root_fd, temp, coarser, h->level_bytes[level]);
+        if (status == CG_ERR_EXISTS) {
+            is_alone = false;
+        } else if (status != CG_OK) {
+            unlinkat(store->root_fd, temp, 0);
+            return status;
+        }
+    }
+    if (is_alone && h->coarsest > h->level &&
+        renameat(store->root_fd, temp, store->root_fd, path) == 0)
+        return CG_OK;
+    return cg_file_name(store->root_fd, temp, path);
 }
 
 /* What publishing and replacing want: an idle queue and a good chunk. */
@@ -120,7 +118,6 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
 {
     cg_chunk chunk;
     char path[CG_TREE_PATH_BYTES], temp[CG_TREE_PATH_BYTES + CG_IO_TEMP_SUFFIX_BYTES];
-    uint8_t named;
     cg_status status;
     if (existed_out != NULL)
         *existed_out = false;
@@ -131,18 +128,26 @@ cg_status cg_store_publish(const cg_store *store, cg_io *io, const uint8_t *chun
                                       sizeof path)) != CG_OK)
         return status;
 
-    /* Whether the chunk is there nobody asks here: its name tells, and a store may be a network
-     * away. */
+    /* Whether the chunk is there its folder mostly tells, or else the finest name when it is made:
+     * a store may be a network away. Coarser names are made before that, and should be of the
+     * file that has the finest. */
     const bool is_alone = make_folder(store, path);
+    if (!is_alone && h->coarsest > h->level &&
+        (status = cg_store_stat(store, io, path)) != CG_ERR_NOT_FOUND) {
+        if (status != CG_OK &&
+            status != CG_ERR_INVALID_ARGUMENT) /* no file, but the name is taken */
+            return status;
+        if (existed_out != NULL)
+            *existed_out = true;
+        return publish_coarser(store, io, &chunk);
+    }
     cg_io_temp_path(path, temp);
     if ((status = cg_store_write_temp(store, io, temp, chunk_bytes, n_bytes)) != CG_OK)
         return status;
-    status = name_file(store, h, temp, path, is_alone, &named);
-    if (status != CG_OK && status != CG_ERR_EXISTS)
-        return status;
+    status = name_file(store, h, temp, path, is_alone);
     if (existed_out != NULL)
         *existed_out = status == CG_ERR_EXISTS;
-    return publish_coarser(store, io, &chunk, path, status == CG_OK, named);
+    return status == CG_ERR_EXISTS ? CG_OK : status;
 }
 
 cg_status cg_store_publish_model(const cg_store *store, cg_io *io, const char *json, size_t n_bytes)

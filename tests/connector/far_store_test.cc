@@ -621,6 +621,42 @@ TEST_F(FarStoreTest, ASaveTakesAFewQuestionsAChunk)
     // Two threads may look for one name at once, before the kernel remembers it.
     EXPECT_LE(n_looks, 16 * 9) << "the chunk's folder twice and the one above, five names";
 }
+
+// What is there while a name is being made is what a kill at that moment leaves.
+TEST_F(FarStoreTest, ASaveThatEndedBetweenTheNamesOfAChunkIsMadeGoodByTheNext)
+{
+    for (const std::string held : {"-L3.kv", "-L2.kv"}) {
+        SCOPED_TRACE(held);
+        const Store begun(true);
+        const TempDir at, left;
+        OddFs fs(begun.dir.path, at.path, /*is_far=*/true);
+        Engine killed(at.path, begun.spec, PATIENT);
+        const Tokens tokens = prompt(CHUNK * 2);
+        cachegen_save *save;
+        killed.prefill(tokens);
+        fs.hold_next("name", held);
+        ASSERT_EQ(killed.save_start(tokens, 0, CHUNK * 2, true, nullptr, 0, &save), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return fs.n_hanging() > 0; }));
+        std::filesystem::copy(begun.dir.path, left.path, std::filesystem::copy_options::recursive);
+        fs.release();
+        EXPECT_EQ(killed.finish(save).status, CACHEGEN_OK);
+
+        Engine next(left.path, begun.spec, PATIENT);
+        ASSERT_EQ(next.save(tokens, "a-context"), CACHEGEN_OK);
+        for (uint32_t i = 0; i < 2; i++)
+            for (const unsigned level : {CG_L1, CG_L2, CG_L3}) {
+                char path[CG_TREE_PATH_BYTES];
+                const cg_key key = key_of(root_of(begun), tokens, i);
+                ASSERT_EQ(cg_tree_object_path("m", &key, cg_level(level),
+                                              cg_profile_fingerprint(begun.profile.get()), path,
+                                              sizeof path),
+                          CG_OK);
+                EXPECT_TRUE(left.has(path)) << i << " " << level;
+            }
+        EXPECT_TRUE(left.has("m/contexts/a-context/L3/00001.kv"));
+        EXPECT_EQ(next.load(tokens).progress.loaded_tokens, CHUNK * 2 - 1);
+    }
+}
 #endif
 
 } // namespace

@@ -217,6 +217,7 @@ struct OddFsCalls {
     {
         if (const int error = suffer(CHANGES, "rename"))
             return error;
+        hang_if_held("name", to);
         if (flags != 0)
             return -EINVAL;
         if (is_named(to, "views") && (is_named(to, "-L2") || is_named(to, "-L3")))
@@ -228,7 +229,7 @@ struct OddFsCalls {
     {
         if (const int error = suffer(ADDS, "link"))
             return error;
-        hang_if_held("link", to);
+        hang_if_held("name", to);
         if (is_named(from, "full"))
             return -EMLINK;
         if (!is_named(to, "links") && !state()->is_far)

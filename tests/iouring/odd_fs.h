@@ -43,8 +43,8 @@ class OddFs
     OddFs(const OddFs &) = delete;
     OddFs &operator=(const OddFs &) = delete;
 
-    // The next call of this kind about a path with this in it hangs until release(): "link" to,
-    // "readdir", "write".
+    // The next call of this kind about a path with this in it hangs until release(): "name" (a
+    // link or rename to it), "readdir", "write".
     void hold_next(const std::string &call, const std::string &part);
     void release(); // all that hangs, and what would hang from now on
     void set_mood(Mood mood);
