@@ -182,7 +182,10 @@ typedef struct cg_store_link {
  * profile.cgp and model.json. Where links fail it gets copies, of nested chunks up to the end of
  * the level. context.json comes last: its presence makes the context. A context of that name with
  * another list of chunks is replaced; if the old context.json names files that change by that, it
- * is removed first.
+ * is removed first. Of chunks that it names with the same levels, and of its profile, only the
+ * names are looked at: what it says of their content is believed. So a context that grows costs
+ * what is new. A nested chunk is linked from the name of the finest level, which implies the
+ * others.
  *
  * context.json, in UTF-8:
  *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>",

@@ -337,6 +337,17 @@ TEST_P(NestedStoreTest, MakesContextsOfLinksOfOneFile)
     EXPECT_EQ(inode("m/contexts/c/context.json"), before) << "nothing has changed";
 }
 
+// The finest name of a file implies the others.
+TEST_P(NestedStoreTest, MakesContextsAlsoOfAFileWithoutNamesOfItsCoarserLevels)
+{
+    const cg_fingerprint fp = install_profile("x");
+    std::vector<Chunk> chain = {make_chunk(nullptr, draw_tokens(16, 1), CG_L1, &fp, 300, 1, CG_L3)};
+    publish_all(chain);
+    ASSERT_EQ(unlinkat(dir.fd, level_path(chain[0], CG_L3).c_str(), 0), 0);
+    ASSERT_EQ(context("c", chain, 2 | 4 | 8, &fp), CG_OK);
+    EXPECT_EQ(inode("m/contexts/c/L3/00000.kv"), inode(level_path(chain[0], CG_L1)));
+}
+
 // --- adoption ---
 
 std::string context_path(unsigned level)

@@ -423,6 +423,54 @@ TEST_P(TwoPublishersTest, AContextLosesNoFileToWhoPublishedTheNameBefore)
     EXPECT_EQ(dir.files("backing/links/contexts/c/L0").size(), 2u) << "its own stale ones go";
 }
 
+// On a network each question is a round trip, and a conversation's context grows every turn.
+TEST_P(OddFsTest, AContextThatGrowsCostsWhatIsNew)
+{
+    const std::string text = std::string("CGPF\r\n\x1a\n", 8) + std::string(300 << 10, 'x');
+    const cg_fingerprint profile = cg_test::fingerprint_of(text.c_str());
+    char path[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_profile_path("links", &profile, path, sizeof path), CG_OK);
+    dir.write(std::string("backing/") + path, text);
+    std::vector<cg_test::Chunk> chain;
+    for (uint32_t i = 0; i < 41; i++)
+        chain.push_back(cg_test::make_chunk(i == 0 ? nullptr : &chain.back(),
+                                            cg_test::draw_tokens(16, i), CG_L1, &profile, 300, i,
+                                            CG_L3));
+    cg_store *store;
+    ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), "links", true, &store), CG_OK);
+    for (const cg_test::Chunk &chunk : chain)
+        ASSERT_EQ(cg_store_publish(store, io, chunk.bytes.data(), chunk.bytes.size(), nullptr),
+                  CG_OK);
+    const auto cost_of = [&](const std::string &name, size_t n_chunks) {
+        std::vector<cg_store_link> links;
+        std::vector<uint32_t> tokens;
+        for (size_t i = 0; i < n_chunks; i++) {
+            links.push_back({chain[i].header.key, 2 | 4 | 8});
+            tokens.insert(tokens.end(), chain[i].tokens.begin(), chain[i].tokens.end());
+        }
+        const int before = odd->n_calls();
+        EXPECT_EQ(cg_store_context_publish(store, io, name.c_str(), links.data(), links.size(),
+                                           &profile, tokens.data(), tokens.size()),
+                  CG_OK);
+        return odd->n_calls() - before;
+    };
+    const int first_of_one = cost_of("a", 1), second_of_one = cost_of("a", 2),
+              first_of_many = cost_of("b", 40);
+    // A profile of another number, as sshfs may show it, with a new connection each name's.
+    const std::string at = "backing/links/contexts/b/profile.cgp";
+    std::filesystem::remove(dir.path + "/" + at);
+    dir.write(at, text);
+    const size_t n_read = odd->n_asked();
+    const int second_of_many = cost_of("b", 41);
+    RecordProperty("first_of_many", first_of_many);
+    RecordProperty("second_of_many", second_of_many);
+    EXPECT_LE(first_of_many - first_of_one, 39 * 20) << "a chunk";
+    EXPECT_LE(second_of_many - second_of_one, 4) << "the pages of longer listings";
+    EXPECT_LT(odd->n_asked() - n_read, text.size());
+    EXPECT_EQ(dir.files("backing/links/contexts/b/L3").size(), 41u);
+    cg_store_free(store);
+}
+
 TEST_P(OddFsTest, HoldsNestedChunksAsCopiesOfTheirLevels)
 {
     const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";

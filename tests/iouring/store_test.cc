@@ -400,7 +400,41 @@ TEST_P(StoreTest, RepublishesAContextWithoutTouchingIt)
     ASSERT_EQ(renameat(dir.fd, "m/contexts/c/L0/00002.kv.new", dir.fd, "m/contexts/c/L0/00002.kv"),
               0);
     ASSERT_EQ(context("c", chain, 1), CG_OK);
-    EXPECT_TRUE(dir.read("m/contexts/c/L0/00002.kv") == chain[2].bytes) << "a bad one is replaced";
+    EXPECT_TRUE(dir.read_text("m/contexts/c/L0/00002.kv") == "damage")
+        << "what context.json says of a file's content is believed";
+    unlinkat(dir.fd, "m/contexts/c/context.json", 0);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    EXPECT_TRUE(dir.read("m/contexts/c/L0/00002.kv") == chain[2].bytes)
+        << "a bad one is replaced where no context.json speaks for it";
+}
+
+// What it says is believed as far as it can be, and no error for good.
+TEST_P(StoreTest, RepublishesAContextWhoseJsonIsWrong)
+{
+    const std::vector<Chunk> chain = make_chain(3, CG_L0),
+                             shorter(chain.begin(), chain.begin() + 2);
+    publish_all(chain);
+    ASSERT_EQ(context("c", chain, 1), CG_OK);
+    const std::string json = dir.read_text("m/contexts/c/context.json");
+    const auto with = [&](const std::string &from, const std::string &to) {
+        std::string changed = json;
+        changed.replace(changed.find(from), from.size(), to);
+        return changed;
+    };
+    const std::string model = json.substr(json.find("fingerprint") + 14, 32);
+    for (const std::string &wrong :
+         {with("\"first_position\":16", "\"first_position\":17"),
+          with("\"n_tokens\":16", "\"n_tokens\":4294967295"), with(model, std::string(32, '0')),
+          with(hex(chain[1].header.key), std::string(32, '0')), json.substr(0, json.size() / 2),
+          std::string("{}"), std::string()}) {
+        SCOPED_TRACE(wrong);
+        ASSERT_EQ(context("c", shorter, 1), CG_OK);
+        dir.write("m/contexts/c/context.json", wrong);
+        EXPECT_EQ(context("c", chain, 1), CG_OK);
+        EXPECT_EQ(dir.read_text("m/contexts/c/context.json"), json);
+        EXPECT_EQ(dir.files("m/contexts/c/L0").size(), 3u);
+        EXPECT_TRUE(dir.read("m/contexts/c/tokens") == token_bytes(all_tokens(chain)));
+    }
 }
 
 TEST_P(StoreTest, ReplacesAContextByAnother)
