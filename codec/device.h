@@ -9,8 +9,8 @@
  *
  * Work on chunks is done in slots, each with its own pinned memory (host memory that the GPU can
  * reach). A slot's function waits for its own work on the GPU, and never for the engine's streams
- * unless it is given a mark of them. The engine's streams wait for one thing only: that blocks are
- * copied out.
+ * unless it is given a mark of them. The engine's streams wait for one thing only, and only if they
+ * are told to: that blocks are copied out.
  *
  * Every call of CUDA may fail. Then the function returns CG_ERR_DEVICE, nothing it has begun
  * touches the caller's memory any more, and failure() tells whether the GPU can be used again.
@@ -37,7 +37,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 10 };
+enum { CG_DEVICE_TABLE_VERSION = 11 };
 
 typedef struct cg_device cg_device;
 
@@ -142,12 +142,17 @@ typedef struct cg_device_functions {
 
     /* Copies whole chunks out of the blocks, runs[n_runs], after what the engine has enqueued: each
      * into pinned memory of its own, [2][n_layers][n_tokens][n_kv_heads][head_dim]; what is there
-     * of heads that the blocks don't have is undefined. With CG_AFTER_STREAM it only enqueues, and
-     * makes that stream wait for the copies; else it returns when they are done.
+     * of heads that the blocks don't have is undefined. It only enqueues: until hold(), or until
+     * read_wait() has returned for all of them, the engine must not overwrite the blocks.
      * copies_out[n_runs]: numbers for the functions below.
      * CG_ERR_AGAIN: too many are not released yet; nothing was taken. CG_ERR_DEVICE. */
     cg_status (*read)(cg_device *device, const cg_device_run *runs, uint32_t n_runs, cg_after after,
                       uint32_t *copies_out);
+    /* Makes the engine wait for a copy and for those that were enqueued before it, also where they
+     * have been released. With CG_AFTER_STREAM this only enqueues: that stream waits. Else it
+     * returns when they are done. CG_ERR_DEVICE: nothing is known of the copies, and whoever has
+     * not got one by read_wait() yet must not use it. */
+    cg_status (*hold)(cg_device *device, uint32_t copy, cg_after after);
     /* Waits until a copy is done. *elements_out is its pinned host memory, valid until the copy is
      * released. CG_ERR_DEVICE. */
     cg_status (*read_wait)(cg_device *device, uint32_t copy, void **elements_out);

@@ -187,8 +187,8 @@ CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
 /* How an operation waits for the engine's own work on a GPU: `after` is a cudaStream_t or
  * cudaEvent_t of the layout's device. Ignored for layouts in host memory.
  * STREAM: what the engine has enqueued there so far is finished before the operation touches the
- * blocks. A save also makes the stream wait until the blocks are copied. NULL is CUDA's default
- * stream.
+ * blocks. A save also makes the stream wait until the blocks are copied, unless hold_later says
+ * otherwise. NULL is CUDA's default stream.
  * EVENT: what the event has recorded is finished before. The event must stay until the operation is
  * done. A save returns when the blocks are copied.
  * NONE: the engine knows that its work on the blocks is over. A save returns as with EVENT.
@@ -376,11 +376,16 @@ typedef struct cachegen_save_request {
                         before. Where ranks disagree, saves are lost. 0: each rank counts its calls,
                         so all must make the same calls. A call that says CACHEGEN_AGAIN counts,
                         too: who repeats it must give a number */
+    uint32_t hold_later; /* 1, with CACHEGEN_AFTER_STREAM and blocks in a GPU's memory: the stream
+                            does not wait for the copies. Until progress.copied says so what is
+                            saved must stay in the blocks, or cachegen_save_hold() must come first.
+                            Otherwise ignored */
+    uint32_t reserved;
 } cachegen_save_request;
 
 /* Copies K and V out of the blocks before it returns, so that the engine may reuse them at once
  * (unless copy_later says otherwise); or, with CACHEGEN_AFTER_STREAM and a layout in a GPU's
- * memory, before what the engine enqueues next.
+ * memory, before what the engine enqueues next (unless hold_later says otherwise).
  * The connector's threads then encode and publish. Chunks that the store has are not saved again.
  * Chunks behind one that the store lacks are dropped, since no look-up could find them. Then poll
  * says OK with loaded_tokens < to_token. It says the same where only a part fitted into the staging
@@ -397,11 +402,20 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
  * together: another rank dropped its part, or its saves are others; nothing was stored. */
 CACHEGEN_API cachegen_status cachegen_save_poll(cachegen_save *save,
                                                 cachegen_progress *progress_out);
+/* Of a save with hold_later: what is enqueued on this stream (a cudaStream_t of the layout's
+ * device; NULL is CUDA's default stream) from here on waits until the blocks are copied, and so may
+ * overwrite them. progress.copied says so, too. To be called before the first work that overwrites
+ * a block of the save, and for each stream that does. Waits for nothing, unless a call of CUDA
+ * fails: CACHEGEN_ERR_DEVICE. Then, too, the blocks may be overwritten: what was not known to be
+ * copied is not stored. Of another save, nothing. */
+CACHEGEN_API cachegen_status cachegen_save_hold(cachegen_save *save, void *stream);
 /* Of a save with copy_later: nothing more is copied, since the blocks are wanted. From the return
  * on they may be overwritten; progress.copied says so, too. Waits for nothing: what a thread reads
  * at this moment it reads to its end, and it is thrown away. Chunks that were not copied whole
  * before are dropped with those behind them; a rank whose heads another one stores drops the whole
- * save. Any number of calls; NULL is fine. */
+ * save. Of a save with hold_later: as cachegen_save_hold(), but nothing waits, and chunks that are
+ * not known to be copied are dropped with those behind them (CACHEGEN_ERR_CANCELLED). Any number of
+ * calls; NULL is fine. */
 CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
  * read any more, unless it was cut. Then frees. With a store that hangs that takes save_timeout_ms

@@ -237,10 +237,15 @@ static cg_status copy_off_gpu(cachegen_save *save, const cg_gpu *gpu, const cg_k
         save->chunks[i].copy = copies[i];
         save->chunks[i].has_copy = true;
     }
-    save->is_copied = true; /* as far as the engine's stream can tell */
-    save->progress.copied = 1;
     if (status == CG_ERR_DEVICE)
         cg_handle_check_gpu(save->op.connector);
+    if (status == CG_OK && save->n_chunks > 0) {
+        save->last_copy = copies[save->n_chunks - 1];
+        if (!save->holds_later)
+            status = cg_save_hold(save, gpu, after);
+    }
+    save->is_copied = true; /* no thread of ours reads the blocks */
+    save->progress.copied = !save->holds_later || save->n_chunks == 0;
 done:
     free(runs);
     free(copies);
@@ -320,6 +325,8 @@ static cg_status describe(cachegen_save *save, const source *from, const cachege
 {
     save->prefix_level = (uint8_t)r->prefix_level;
     save->has_some_heads = from->has_some_heads;
+    save->holds_later =
+        from->gpu != NULL && r->hold_later != 0 && r->after_kind == CACHEGEN_AFTER_STREAM;
     /* What fails from here on counts, too, and what is refused (CG_ERR_AGAIN): other ranks may have
      * taken it. */
     save->number =
@@ -346,7 +353,7 @@ static cg_status start_sending(cachegen_save *save, const source *from,
     expect_copy(save);
     if (save->table != NULL)
         cg_operation_begin(&save->op);
-    else
+    else if (!save->passes_later)
         end_at_once(save);
     pthread_mutex_unlock(&rt->lock);
     return CG_OK;
@@ -440,7 +447,25 @@ cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progr
 {
     if (save == NULL)
         return CG_ERR_INVALID_ARGUMENT;
+    if (save->holds_later && cg_operation_is_ours(&save->op)) {
+        cg_runtime *rt = save->op.runtime;
+        pthread_mutex_lock(&rt->lock);
+        /* A save that was given up is the writer's, too. */
+        if (save->op.done && rt->saving != &save->op)
+            save->progress.copied = 1;
+        pthread_mutex_unlock(&rt->lock);
+    }
     return cg_operation_poll(&save->op, &save->progress, 0, progress_out);
+}
+
+cachegen_status cachegen_save_hold(cachegen_save *save, void *stream)
+{
+    if (save == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    if (!save->holds_later || !cg_operation_is_ours(&save->op))
+        return CG_OK; /* nothing of it reads blocks that the engine may not overwrite */
+    const cg_gpu *gpu = atomic_load(&save->op.connector->gpu);
+    return cg_save_hold(save, gpu, (cg_after){CG_AFTER_STREAM, stream});
 }
 
 void cachegen_save_cut(cachegen_save *save)

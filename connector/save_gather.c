@@ -90,6 +90,7 @@ static void copy_heads_done(cg_job *job)
 typedef struct heads_job {
     cg_job job;
     cachegen *connector;
+    cachegen_save *save; /* it ends with this, where that holds later; else it may be gone */
     const cg_gpu *gpu;
     const cg_kv_layout *layout;
     cg_gather_part part;
@@ -130,10 +131,23 @@ static void run_heads(cg_job *job, uint32_t task_index, cg_scratch *scratch)
         void *elements = NULL;
         if (h->status == CG_OK)
             h->status = h->gpu->functions->read_wait(h->gpu->device, h->copies[i], &elements);
+        if (h->status == CG_OK && h->save != NULL && !cg_save_is_in_time(h->save))
+            h->status = CG_ERR_CANCELLED;
         if (h->status == CG_OK)
             pick_heads(h, h->runs[i].n_tokens, elements, h->part.data[i]);
         h->gpu->functions->read_release(h->gpu->device, h->copies[i]);
     }
+}
+
+static void end_heads(cachegen_save *save, cg_status status)
+{
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    save->is_copied = true;
+    save->end_token = status == CG_OK ? save->n_tokens : 0;
+    rt->stats.gpu_errors += status == CG_ERR_DEVICE;
+    cg_save_finish(save, status);
+    pthread_mutex_unlock(&rt->lock);
 }
 
 static void heads_done(cg_job *job)
@@ -141,16 +155,28 @@ static void heads_done(cg_job *job)
     heads_job *h = (heads_job *)((char *)job - offsetof(heads_job, job));
     cg_gather *gather = atomic_load_explicit(&h->connector->gather, memory_order_acquire);
     if (h->status == CG_OK)
-        cg_gather_send(gather, &h->part);
+        h->status = cg_gather_send(gather, &h->part);
     else
         cg_gather_abandon(gather, &h->part);
     if (h->status == CG_ERR_DEVICE)
         cg_handle_check_gpu(h->connector);
+    if (h->save != NULL)
+        end_heads(h->save, h->status);
     heads_job_free(h);
 }
 
+/* The job that passes the heads on ends the save. */
+static void begin_passing(cachegen_save *save)
+{
+    cg_runtime *rt = save->op.runtime;
+    pthread_mutex_lock(&rt->lock);
+    save->passes_later = true;
+    cg_operation_begin(&save->op);
+    pthread_mutex_unlock(&rt->lock);
+}
+
 /* Takes the part, and drops it where this fails. */
-static cg_status copy_heads_off_gpu(const cachegen_save *save, const cg_gpu *gpu,
+static cg_status copy_heads_off_gpu(cachegen_save *save, const cg_gpu *gpu,
                                     const cg_kv_layout *layout, const cachegen_save_request *r,
                                     const cg_gather_chunk *chunks, uint32_t n_chunks,
                                     cg_gather_part *part)
@@ -163,6 +189,7 @@ static cg_status copy_heads_off_gpu(const cachegen_save *save, const cg_gpu *gpu
         goto failed;
     *h = (heads_job){.job = {.run = run_heads, .done = heads_done, .n_tasks = 1},
                      .connector = save->op.connector,
+                     .save = save->holds_later ? save : NULL,
                      .gpu = gpu,
                      .layout = layout,
                      .part = *part,
@@ -180,6 +207,11 @@ static cg_status copy_heads_off_gpu(const cachegen_save *save, const cg_gpu *gpu
                                      .to_token = chunks[i].n_tokens};
     status = gpu->functions->read(gpu->device, h->runs, n_chunks, after, h->copies);
     if (status == CG_OK) {
+        save->last_copy = h->copies[n_chunks - 1];
+        if (save->holds_later)
+            begin_passing(save);
+        else
+            h->status = cg_save_hold(save, gpu, after);
         if (cg_pool_submit(gpu->pool, CG_JOB_ENCODE, &h->job) != CG_OK) {
             run_heads(&h->job, 0, NULL);
             heads_done(&h->job);

@@ -38,9 +38,31 @@ cg_status cg_save_take_raw(cg_save_chunk *chunk)
         return CG_OK;
     const cg_gpu *gpu = atomic_load(&c->gpu);
     const cg_status status = gpu->functions->read_wait(gpu->device, chunk->copy, &elements);
-    chunk->raw = elements;
     if (status == CG_ERR_DEVICE)
         cg_handle_check_gpu(c);
+    if (status == CG_OK && !cg_save_is_in_time(chunk->save))
+        return CG_ERR_CANCELLED;
+    chunk->raw = status == CG_OK ? elements : NULL;
+    return status;
+}
+
+bool cg_save_is_in_time(const cachegen_save *save)
+{
+    /* Asked after the copy is there: a cut that comes later is none of it. */
+    return !save->holds_later || !atomic_load(&save->is_cut);
+}
+
+cg_status cg_save_hold(cachegen_save *save, const cg_gpu *gpu, cg_after after)
+{
+    cg_runtime *rt = save->op.runtime;
+    const cg_status status = gpu->functions->hold(gpu->device, save->last_copy, after);
+    if (status == CG_ERR_DEVICE)
+        cg_handle_check_gpu(save->op.connector);
+    pthread_mutex_lock(&rt->lock);
+    if (status != CG_OK)
+        atomic_store(&save->is_cut, true);
+    save->progress.copied = 1;
+    pthread_mutex_unlock(&rt->lock);
     return status;
 }
 

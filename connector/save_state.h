@@ -23,11 +23,12 @@
  * Memory: staging_mib (configured) bounds the copies of K and V and what is made of them together.
  * The pool may make the copies (copy_later): then nothing of a save is freed or encoded before
  * is_copied, and the copying holds a reference to it. A rank whose heads another rank stores only
- * copies; that is its whole save (connector/save_gather.h). A copy is freed when it is encoded, by
- * the writer: encoders have the lowest priority, and may lose the CPU in whatever they hold. An
- * encoder, its output and the file made of it count as much as the chunk's K and V, from the start
- * of the encoding until the chunk is published. Copies leave room for one encoder, so that there is
- * always one that can begin; others begin ahead of it where there is room for them.
+ * copies; that is its whole save (connector/save_gather.h). A GPU's copies (holds_later) are waited
+ * for by the writer; one that it did not have before a cut is not used. A copy is freed when it is
+ * encoded, by the writer: encoders have the lowest priority, and may lose the CPU in whatever they
+ * hold. An encoder, its output and the file made of it count as much as the chunk's K and V, from
+ * the start of the encoding until the chunk is published. Copies leave room for one encoder, so
+ * that there is always one that can begin; others begin ahead of it where there is room for them.
  * Threads: fields are constant once the save is queued, unless they say otherwise. Functions want
  * the runtime's lock held.
  */
@@ -71,8 +72,13 @@ struct cachegen_save {
     uint64_t wait_until_ns;     /* the writer's: for others; 0: it has not begun to */
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
-    bool is_copied;             /* the runtime's lock: K and V are out of the blocks */
+    bool is_copied;             /* the runtime's lock: the pool does not read the blocks */
     atomic_bool is_cut;         /* written with the runtime's lock: the blocks are others' by now */
+    bool holds_later;           /* constant: a GPU copies, and what the engine does to the blocks
+                                   waits from cachegen_save_hold() on, not before */
+    bool passes_later;          /* constant: what waits for these copies passes the heads on, and
+                                   ends the save */
+    uint32_t last_copy;         /* then constant: the last of the GPU's copies */
     uint32_t n_whole;           /* the runtime's lock: of the copying's tasks, those before the
                                    first that ended after a cut */
     atomic_bool is_over;        /* the save is done: tasks that have not begun are not run */
@@ -102,8 +108,15 @@ struct cachegen_save {
 uint8_t cg_save_outdoes(uint8_t prefix_level, const cg_store_entry *there);
 /* Without the lock, too: frees the copy of K and V. False: there is none. */
 bool cg_save_free_raw(cg_save_chunk *chunk);
-/* Waits for a copy off a GPU, without the lock. Nothing to do where the CPU has copied. */
+/* Waits for a copy off a GPU, without the lock. Nothing to do where the CPU has copied.
+ * CG_ERR_CANCELLED: there was a cut before it was there. */
 cg_status cg_save_take_raw(cg_save_chunk *chunk);
+/* Without the lock, of a GPU's copy that is there: whether it is of what the blocks had before
+ * others wrote to them. */
+bool cg_save_is_in_time(const cachegen_save *save);
+/* Without the lock: makes the engine wait for the GPU's copies. Where this fails the save is cut.
+ */
+cg_status cg_save_hold(cachegen_save *save, const cg_gpu *gpu, cg_after after);
 /* Gives the staging memory of the copy back, and the copy up; not while it is being made. It is
  * freed by cg_save_unlock(): the lock must not be given back otherwise. */
 void cg_save_release_raw(cg_save_chunk *chunk);

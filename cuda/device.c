@@ -100,6 +100,7 @@ static const cg_device_functions FUNCTIONS = {.table_version = CG_DEVICE_TABLE_V
                                               .decode = cg_device_decode,
                                               .write = cg_device_write,
                                               .read = cg_device_read,
+                                              .hold = cg_device_hold,
                                               .read_wait = cg_device_read_wait,
                                               .read_release = cg_device_read_release,
                                               .take_projector = cg_device_take_projector,

@@ -1,5 +1,5 @@
-/* Chunks copied out of blocks. An engine must not overwrite a block before it is copied. Where it
- * gives its stream, that stream waits for the copies, and its thread does not. */
+/* Chunks copied out of blocks. An engine must not overwrite a block before it is copied: then it is
+ * held. Where it gives its stream, that stream waits for the copies, and its thread does not. */
 #include "cuda/device_state.h"
 
 /* With the lock held. A copy that was released and cannot be asked about stays as it is. */
@@ -53,15 +53,16 @@ static cg_status enqueue(cg_device *d, const cg_device_run *run, cg_device_copy 
     return CG_OK;
 }
 
-/* The blocks may be overwritten when the last copy is there. */
-static cg_status hold_engine(cg_device *d, cg_after after, cg_cuda_event last)
+static cg_status hold(cg_device *d, uint32_t index, cg_after after)
 {
+    /* A copy that came later may have this event by now: it is behind, on the same stream. */
+    const cg_cuda_event done = d->copies[index].done;
     int error;
     /* Without a stream there is only the engine's thread to hold back: this one. */
     if (after.kind == CG_AFTER_STREAM)
-        error = d->calls->stream_wait_event(after.handle, last);
+        error = d->calls->stream_wait_event(after.handle, done);
     else
-        error = d->calls->event_synchronize(last);
+        error = d->calls->event_synchronize(done);
     return error == 0 ? CG_OK
                       : cg_device_error(d, "waiting for copied blocks", error, d->read_stream);
 }
@@ -75,9 +76,7 @@ static cg_status read_all(cg_device *d, const cg_device_run *runs, uint32_t n_ru
         status = cg_device_await(d, d->read_stream, mark);
     for (uint32_t i = 0; i < n_runs && status == CG_OK; i++)
         status = enqueue(d, &runs[i], &d->copies[copies[i]]);
-    if (status == CG_OK)
-        status = hold_engine(d, after, d->copies[copies[n_runs - 1]].done);
-    else
+    if (status != CG_OK)
         cg_device_settle(d, d->read_stream); /* the runs before */
     cg_device_mark_drop(d, mark);            /* what waits for it has been enqueued */
     return status;
@@ -93,6 +92,16 @@ cg_status cg_device_read(cg_device *d, const cg_device_run *runs, uint32_t n_run
     if (status == CG_OK && (status = take_copies(d, n_runs, copies_out)) == CG_OK &&
         (status = read_all(d, runs, n_runs, after, copies_out)) != CG_OK)
         return_copies(d, copies_out, n_runs);
+    cg_device_leave(d, before);
+    return status;
+}
+
+cg_status cg_device_hold(cg_device *d, uint32_t index, cg_after after)
+{
+    int before;
+    cg_status status = cg_device_enter(d, &before);
+    if (status == CG_OK)
+        status = hold(d, index, after);
     cg_device_leave(d, before);
     return status;
 }

@@ -174,6 +174,7 @@ cg_status cg_device_write(cg_device *device, uint32_t slot, const cg_device_tile
                           const cg_device_run *run, const cg_device_mark *mark);
 cg_status cg_device_read(cg_device *device, const cg_device_run *runs, uint32_t n_runs,
                          cg_after after, uint32_t *copies_out);
+cg_status cg_device_hold(cg_device *device, uint32_t copy, cg_after after);
 cg_status cg_device_read_wait(cg_device *device, uint32_t copy, void **elements_out);
 void cg_device_read_release(cg_device *device, uint32_t copy);
 /* What a projector does: cg_projector's project. */

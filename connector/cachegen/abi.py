@@ -136,6 +136,7 @@ class SaveRequest(_Struct):
         + _u32("copy_later", "after_kind")
         + [("after", c_void_p)]
         + _u64("number")
+        + _u32("hold_later", "reserved")
     )
 
 
@@ -192,6 +193,7 @@ _FUNCTIONS = {  # result type, argument types
     "eventfd": (ctypes.c_int, [c_void_p]),
     "save_start": (c_int32, [c_void_p, POINTER(SaveRequest), POINTER(c_void_p)]),
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
+    "save_hold": (c_int32, [c_void_p, c_void_p]),
     "save_cut": (None, [c_void_p]),
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
@@ -371,6 +373,7 @@ class Connector:
         copy_later=False,
         after=None,
         number=0,
+        hold_later=False,
     ):
         """A save, or None: the staging memory is full and nothing was taken. after: as load_start() has it. number: the
         same on all ranks, and larger than those before; 0: counted, and all ranks make the same calls."""
@@ -390,6 +393,7 @@ class Connector:
             after_kind=after_kind,
             after=handle,
             number=number,
+            hold_later=hold_later,
         )
         save = c_void_p()
         status = self._check(self._c.cachegen_save_start(self._handle, byref(save_request), byref(save)))
@@ -399,6 +403,11 @@ class Connector:
         progress = Progress()
         self._c.cachegen_save_poll(save, byref(progress))
         return progress
+
+    def save_hold(self, save, after):
+        """after: as load_start() has it, of a stream. Where the GPU fails the blocks may be overwritten, too."""
+        _, stream = after
+        self._c.cachegen_save_hold(save, stream)
 
     def save_cut(self, save):
         self._c.cachegen_save_cut(save)

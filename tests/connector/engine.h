@@ -321,6 +321,7 @@ class Engine
         r.n_blocks = static_cast<uint32_t>(table.size());
         r.block_table = table.data();
         r.copy_later = copies_later;
+        r.hold_later = holds_later;
         r.number = next_number != 0 ? next_number++ : 0;
         return within_step([&] { return cachegen_save_start(c, &r, save); });
     }
@@ -444,6 +445,7 @@ class Engine
     uint32_t after_kind = CACHEGEN_AFTER_NONE;
     void *after = nullptr;
     bool copies_later = false;
+    bool holds_later = false; // of blocks in a GPU's memory
     uint64_t next_number = 0; // of its saves; 0: the library counts
     std::function<void(std::function<void()>)> in_step = [](const auto &call) { call(); };
     cachegen_lookup_options options = {};

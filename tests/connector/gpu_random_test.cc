@@ -164,10 +164,13 @@ class GpuRandomTest : public testing::TestWithParam<uint64_t>
         engine->prefill(tokens);
         engine->put();
         maybe_fail();
+        engine->holds_later = draw(2) == 0;
         cachegen_save *op;
         const cachegen_status status = engine->save_start(
             tokens, 0, static_cast<uint32_t>(tokens.size()), true, nullptr, 0, &op);
         EXPECT_TRUE(status == CACHEGEN_OK || status == CG_ERR_DEVICE || status == CG_ERR_AGAIN);
+        if (status == CACHEGEN_OK && engine->holds_later)
+            cachegen_save_hold(op, engine->stream);
         engine->poison();
         engine->put(); // at once: the engine's stream waits
         if (status == CACHEGEN_OK)

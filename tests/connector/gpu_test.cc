@@ -387,6 +387,102 @@ TEST_F(GpuTest, ASaveTakesWhatTheEngineHasEnqueuedAndHoldsItBackUntilItHasThat)
     EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
 }
 
+// What it enqueues behind a save runs while the copies are made; only what overwrites their blocks
+// must not, and it need not know when they are there.
+TEST_F(GpuTest, OnlyWhatOverwritesABlockWaitsForItsCopyWhereThatIsHeldLater)
+{
+    const Store store;
+    for (const bool holds_later : {false, true}) {
+        SCOPED_TRACE(holds_later);
+        const Tokens tokens = prompt(96, 1 + holds_later);
+        GpuEngine engine(store);
+        engine.holds_later = holds_later;
+        ASSERT_EQ(engine.register_status, CACHEGEN_OK);
+        cachegen_save *op;
+        engine.prefill(tokens);
+        engine.put();
+        standin().hold_copies(true);
+        ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
+        engine.put(); // what is there already
+        EXPECT_NE(standin().engine_waits(engine.stream), holds_later);
+        EXPECT_NE(engine.is_copied(op), holds_later);
+        EXPECT_EQ(cachegen_save_hold(op, engine.stream), CACHEGEN_OK);
+        EXPECT_TRUE(engine.is_copied(op));
+        engine.poison();
+        engine.put(); // of another request
+        EXPECT_TRUE(standin().engine_waits(engine.stream));
+        standin().hold_copies(false);
+        EXPECT_EQ(engine.finish(op).status, CACHEGEN_OK);
+        EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
+        EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
+    }
+}
+
+// The engine has its blocks anew, and nothing waits: what was not copied by then is not stored.
+TEST_F(GpuTest, WhatIsCutBeforeItIsCopiedIsNotStored)
+{
+    const Store store;
+    const Tokens tokens = prompt(96);
+    GpuEngine engine(store);
+    engine.holds_later = true;
+    cachegen_save *op;
+    engine.prefill(tokens);
+    engine.put();
+    standin().hold_copies(true);
+    ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
+    cachegen_save_cut(op);
+    EXPECT_TRUE(engine.is_copied(op));
+    engine.poison();
+    engine.put();
+    EXPECT_FALSE(standin().engine_waits(engine.stream));
+    standin().hold_copies(false);
+    EXPECT_EQ(engine.finish(op).status, CG_ERR_CANCELLED);
+    EXPECT_EQ(store.chunks("L0").size(), 0u);
+    EXPECT_EQ(engine.save(tokens), CACHEGEN_OK); // the copies' memory is free again
+}
+
+// Nothing waits for ever, and the blocks are the engine's.
+TEST_F(GpuTest, WhereTheStreamCannotBeHeldNothingWrongIsStored)
+{
+    const Tokens tokens = prompt(96);
+    for (const bool sticky : {false, true}) {
+        for (long n = 1; n <= 3; n++) { // two calls are made; a third one is the writer's
+            SCOPED_TRACE(n);
+            const Store store;
+            {
+                GpuEngine engine(store);
+                engine.holds_later = true;
+                engine.prefill(tokens);
+                engine.put();
+                standin().hold_copies(true);
+                standin().hang_wait(1); // the writer's, so that it calls nothing meanwhile
+                cachegen_save *op;
+                ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
+                ASSERT_TRUE(comes_true(standin().hangs));
+                standin().fail_call(n, sticky ? 700 : 1, sticky);
+                std::atomic<bool> is_held{false};
+                std::thread going_on([&] {
+                    comes_true([&] { return is_held || standin().has_failed(); });
+                    standin().hold_copies(false);
+                    standin().hang_wait(0);
+                });
+                const cachegen_status status = cachegen_save_hold(op, engine.stream);
+                is_held = true;
+                going_on.join();
+                EXPECT_EQ(status, n <= 2 ? CG_ERR_DEVICE : CG_OK);
+                EXPECT_TRUE(engine.is_copied(op));
+                engine.poison();
+                engine.put();
+                engine.finish(op);
+                standin().forget_failures();
+            }
+            Engine cpu(store);
+            const Load l = cpu.load(tokens);
+            EXPECT_EQ(cpu.error_of(tokens, 0, l.progress.loaded_tokens), 0);
+        }
+    }
+}
+
 TEST_F(GpuTest, ALoadWaitsForWhatTheEngineHasEnqueued)
 {
     const Store store;
@@ -582,6 +678,59 @@ TEST_F(GpuRanksTest, StoreTheSameFilesAsASingleEngineAndLoadThem)
         for (auto &rank : both)
             EXPECT_EQ(rank->load(tokens).progress.loaded_tokens, 32u * 3 + 15);
     }
+}
+
+// Both ranks' engines go on while their copies are made, and both save what was there before.
+TEST_F(GpuRanksTest, BothHoldTheirStreamsLaterAndStoreTheSameFiles)
+{
+    const Store single(false, four_heads()), many(false, four_heads());
+    const Tokens tokens = prompt(32 * 3 + 16);
+    {
+        GpuEngine engine(single);
+        ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    }
+    auto both = ranks(many, Placement::TOKENS_FIRST);
+    cachegen_save *saves[2];
+    standin().hold_copies(true);
+    for (size_t i = 0; i < 2; i++) {
+        GpuEngine &rank = *both[i];
+        rank.holds_later = true;
+        ASSERT_EQ(rank.begin_save(tokens, nullptr, &saves[i]), CACHEGEN_OK) << i;
+        rank.put();
+        EXPECT_FALSE(standin().engine_waits(rank.stream)) << i;
+        EXPECT_FALSE(rank.is_copied(saves[i])) << i;
+        EXPECT_EQ(cachegen_save_hold(saves[i], rank.stream), CACHEGEN_OK);
+        rank.poison();
+        rank.put();
+        EXPECT_TRUE(standin().engine_waits(rank.stream)) << i;
+    }
+    standin().hold_copies(false);
+    for (size_t i = 0; i < 2; i++)
+        EXPECT_EQ(both[i]->finish(saves[i]).status, CACHEGEN_OK) << i;
+    EXPECT_EQ(many.dir.files("m/objects"), single.dir.files("m/objects"));
+    for (const std::string &path : single.dir.files("m/objects"))
+        EXPECT_EQ(many.dir.read(path), single.dir.read(path)) << path;
+}
+
+// The heads of blocks that others have by now are passed on by no rank.
+TEST_F(GpuRanksTest, ARankThatIsCutBeforeItsHeadsAreCopiedCostsTheSave)
+{
+    const Store store(false, four_heads());
+    const Tokens tokens = prompt(64);
+    auto both = ranks(store, Placement::TOKENS_FIRST);
+    cachegen_save *saves[2];
+    both[1]->holds_later = true;
+    standin().hold_copies(true);
+    for (const size_t i : {1, 0})
+        ASSERT_EQ(both[i]->begin_save(tokens, nullptr, &saves[i]), CACHEGEN_OK) << i;
+    cachegen_save_cut(saves[1]);
+    both[1]->poison();
+    both[1]->put();
+    EXPECT_FALSE(standin().engine_waits(both[1]->stream));
+    standin().hold_copies(false);
+    for (size_t i = 0; i < 2; i++)
+        EXPECT_EQ(both[i]->finish(saves[i]).status, CG_ERR_CANCELLED) << i;
+    EXPECT_EQ(store.chunks("L0").size(), 0u);
 }
 
 // Of a save a GPU's rank passes on as many chunks as it copies at once, stored ones, too. No others

@@ -328,7 +328,7 @@ class SaveTest(unittest.TestCase):
         self.rank = types.SimpleNamespace(index=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
-    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, after, number):
+    def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, hold_later, after, number):
         if self.refusal is not None:
             raise abi.CachegenError(self.refusal, "refused")
         self.taken.append(from_token)
@@ -477,8 +477,8 @@ class CopyTest(unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
 
-    def save_start(self, *arguments, copy_later, after, number):
-        self.assertTrue(copy_later and after is None)  # not on a GPU
+    def save_start(self, *arguments, copy_later, hold_later, after, number):
+        self.assertTrue(copy_later and not hold_later and after is None)  # not on a GPU
         return tuple(arguments[6])  # the blocks
 
     def poll(self, save):
@@ -589,6 +589,69 @@ class CopyTest(unittest.TestCase):
     def test_where_it_is_not_known_which_blocks_all_are(self):
         self.worker.submit(Metadata())
         self.assertEqual(self.n_waits, 5)
+
+
+class HoldTest(unittest.TestCase):
+    """On a GPU a step's work waits for copies out of blocks that it gives to somebody else, and for no others."""
+
+    def setUp(self):
+        self.calls, self.copied = [], set()
+        cg = types.SimpleNamespace(
+            save_start=self.save_start,
+            save_poll=lambda save: types.SimpleNamespace(done=save in self.copied, copied=save in self.copied, status=0,
+                                                         loaded_tokens=32),
+            save_hold=lambda *arguments: self.calls.append(("hold", *arguments)),
+            save_cut=lambda save: self.calls.append(("cut", save)),
+            save_free=lambda save: self.calls.append(("free", save)),
+            load_start=lambda *_arguments: self.calls.append("load"),
+        )  # fmt: skip
+        rank = types.SimpleNamespace(index=0, stores=True)
+        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=rank), Failures(), block_tokens=16)
+        self.worker._on_gpu = self.worker._holds_later = True
+        self.worker._steps = types.SimpleNamespace(
+            after=(abi.AFTER_STREAM, 7), begin=lambda: None, end=lambda *_arguments: []
+        )
+        for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
+            plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
+            self.worker.start_saves(Metadata(saves=[plan]))
+
+    def save_start(self, *arguments, copy_later, hold_later, after, number):
+        self.assertTrue(hold_later and not copy_later and after == (abi.AFTER_STREAM, 7))
+        return tuple(arguments[6])  # the blocks
+
+    def held(self, *saves):
+        return [("hold", save, (abi.AFTER_STREAM, 7)) for save in saves]
+
+    def test_the_stream_is_held_for_the_copy_in_the_way_before_a_load_writes_there(self):
+        self.worker.submit(Metadata(overwritten={5, 6}))
+        self.assertEqual(self.calls, [])
+        self.worker.submit(Metadata(overwritten={2, 9}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
+        self.assertEqual(self.calls, [*self.held((1, 2)), "load"])
+        self.worker.submit(Metadata(overwritten={1, 2}))  # what is enqueued on the stream has been held
+        self.assertEqual(self.calls[2:], [])
+        self.worker.submit(Metadata(overwritten={4}))
+        self.assertEqual(self.calls[2:], self.held((3, 4)))
+
+    def test_where_it_is_not_known_which_blocks_for_all(self):
+        self.worker.submit(Metadata())
+        self.assertEqual(self.calls, self.held((1, 2), (3, 4)))
+
+    def test_what_is_copied_holds_nothing(self):
+        self.copied.add((1, 2))
+        self.worker.submit(Metadata(overwritten=set()))
+        self.worker.submit(Metadata(overwritten={1, 2}))
+        self.assertEqual(self.calls, [])
+
+    def test_a_save_that_is_done_is_not_forgotten_before_its_copies_are_there(self):
+        self.worker.library.cg.save_poll = lambda _save: types.SimpleNamespace(done=1, copied=0, status=abi.TIMED_OUT)
+        self.worker.finished_loads(set(), False)
+        self.worker.submit(Metadata(overwritten={1}))
+        self.assertEqual(self.calls, self.held((1, 2)))
+
+    def test_where_the_stream_cannot_be_held_the_save_is_cut(self):
+        self.worker.library.cg.save_hold = self.fail  # which raises
+        self.worker.submit(Metadata(overwritten={1}))
+        self.assertEqual(self.calls, [("cut", (1, 2))])
 
 
 class Weights:

@@ -261,6 +261,14 @@ class KvLayoutTest(unittest.TestCase):
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         self.assertRaisesRegex(Unsupported, "no CUDA-capable", worker.register, on_gpu(caches), engine(caches))
 
+    def test_of_a_release_that_is_not_known_saves_hold_the_stream_at_once(self):
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        for unknown in (None, "vLLM 1.0"):
+            worker = Worker(types.SimpleNamespace(cg=Recorder(), rank=RANK, profile=""), Failures(), block_tokens=16)
+            with unittest.mock.patch("cachegen.vllm.worker.refusal", lambda why=unknown: why):
+                worker.register(on_gpu(caches), engine(caches))
+            self.assertEqual(worker._holds_later, unknown is None)
+
     def test_a_gpu_that_is_off_is_told_once_and_for_good(self):
         library = Recorder()
         worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)

@@ -131,6 +131,7 @@ TEST_F(LibraryTest, ReadsWhatTheEnginesStreamHasWrittenBeforeItWritesMore)
     engine.write(with(elements));
     uint32_t copy;
     ASSERT_EQ(f->read(device, &run, 1, after(), &copy), CG_OK);
+    ASSERT_EQ(f->hold(device, copy, after()), CG_OK);
     engine.write(piece);
     void *read;
     ASSERT_EQ(f->read_wait(device, copy, &read), CG_OK);

@@ -53,7 +53,7 @@ struct World {
     bool call_is_sticky = false, has_failed = false;
     uint64_t contexts = 0; // bit n: device n
     long wait_countdown = 0;
-    bool is_hung = false;
+    bool is_hung = false, copies_are_held = false;
     std::condition_variable goes_on;
     std::atomic<int> sticky{0};
     std::mutex running; // the GPU: one operation at a time
@@ -146,6 +146,7 @@ struct CUstream_st {
         uint64_t until = 0;
         CUevent_st *reaches = nullptr;
         uint64_t ticket = 0;
+        bool copies_out = false;
     };
     explicit CUstream_st(bool engine) : is_engine(engine), thread([this] { work(); })
     {
@@ -172,6 +173,12 @@ struct CUstream_st {
         std::unique_lock<std::mutex> guard(lock);
         changed.wait(guard, [this] { return queue.empty() && !is_busy; });
     }
+    bool waits()
+    {
+        std::unique_lock<std::mutex> guard(lock);
+        changed.wait(guard, [this] { return is_waiting || (queue.empty() && !is_busy); });
+        return is_waiting;
+    }
     void hold(bool held)
     {
         {
@@ -194,10 +201,12 @@ struct CUstream_st {
             Entry entry = std::move(queue.front());
             queue.pop_front();
             is_busy = true;
+            is_waiting = waits_for_event(entry);
+            changed.notify_all();
             guard.unlock();
             run(entry);
             guard.lock();
-            is_busy = false;
+            is_busy = is_waiting = false;
             changed.notify_all();
         }
     }
@@ -205,9 +214,20 @@ struct CUstream_st {
     {
         return !queue.empty() && (!is_held || stop);
     }
+    static bool waits_for_event(const Entry &entry)
+    {
+        if (entry.waits_for == nullptr)
+            return false;
+        std::lock_guard<std::mutex> guard(entry.waits_for->lock);
+        return entry.waits_for->n_reached < entry.until;
+    }
     static void run(const Entry &entry)
     {
         World &w = world();
+        if (entry.copies_out) {
+            std::unique_lock<std::mutex> guard(w.lock);
+            w.goes_on.wait(guard, [&] { return !w.copies_are_held; });
+        }
         if (entry.waits_for != nullptr) {
             CUevent_st *event = entry.waits_for;
             std::unique_lock<std::mutex> guard(event->lock);
@@ -242,7 +262,7 @@ struct CUstream_st {
     std::mutex lock;
     std::condition_variable changed;
     std::deque<Entry> queue;
-    bool stop = false, is_busy = false, is_held = false;
+    bool stop = false, is_busy = false, is_held = false, is_waiting = false;
     std::thread thread;
 };
 
@@ -491,7 +511,7 @@ int event_synchronize(cg_cuda_event event)
     return called();
 }
 
-int enqueue(cg_cuda_stream stream, std::function<void()> run)
+int enqueue(cg_cuda_stream stream, std::function<void()> run, bool copies_out = false)
 {
     const int error = called();
     if (error != 0)
@@ -499,6 +519,7 @@ int enqueue(cg_cuda_stream stream, std::function<void()> run)
     CUstream_st::Entry entry{};
     entry.run = std::move(run);
     entry.on_gpu = true;
+    entry.copies_out = copies_out;
     own(stream)->put(std::move(entry));
     return 0;
 }
@@ -528,11 +549,12 @@ int memset_async(void *dev, int value, size_t n_bytes, cg_cuda_stream stream)
 int blocks_copy(const cg_cuda_blocks_copy *given, cg_cuda_stream stream)
 {
     const cg_cuda_blocks_copy copy = *given;
-    return enqueue(stream, [copy] {
+    const auto run = [copy] {
         for (uint64_t unit = cg_cuda_blocks_copy_n_units(&copy);
              unit-- > 0;) // no order is promised
             cg_cuda_blocks_copy_unit(&copy, unit);
-    });
+    };
+    return enqueue(stream, run, !copy.is_write);
 }
 std::atomic<size_t> projected{0}, coded{0};
 std::atomic<bool> codes_nothing{false};
@@ -601,6 +623,15 @@ void hang_wait(long n)
         std::lock_guard<std::mutex> guard(w.lock);
         w.wait_countdown = n;
         w.is_hung = false;
+    }
+    w.goes_on.notify_all();
+}
+void hold_copies(bool is_so)
+{
+    World &w = world();
+    {
+        std::lock_guard<std::mutex> guard(w.lock);
+        w.copies_are_held = is_so;
     }
     w.goes_on.notify_all();
 }
@@ -740,6 +771,10 @@ void engine_release(void *stream)
 {
     stream_of(stream)->hold(false);
 }
+bool engine_waits(void *stream)
+{
+    return stream_of(stream)->waits();
+}
 void engine_read(void *dst, const void *dev, size_t n_bytes, void *stream)
 {
     engine_put(stream, [=] { memcpy(dst, dev, n_bytes); });
@@ -751,6 +786,7 @@ const cg_standin CONTROL = {fail_call,
                             fail_operation,
                             hang_wait,
                             hangs,
+                            hold_copies,
                             forget_failures,
                             has_failed,
                             n_live,
@@ -776,6 +812,7 @@ const cg_standin CONTROL = {fail_call,
                             engine_write,
                             engine_hold,
                             engine_release,
+                            engine_waits,
                             engine_read,
                             code_nothing,
                             set_shared_bytes,

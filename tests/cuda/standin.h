@@ -29,6 +29,8 @@ struct cg_standin {
     // the GPU hangs. 0: they return.
     void (*hang_wait)(long n);
     bool (*hangs)();
+    // Copies out of blocks begin no more, until it is called with false.
+    void (*hold_copies)(bool is_so);
     void (*forget_failures)();
     bool (*has_failed)(); // since forget_failures()
 
@@ -65,6 +67,8 @@ struct cg_standin {
     void (*engine_write)(void *dev, const void *src, size_t n_bytes, void *stream);
     void (*engine_hold)(void *stream);    // the stream runs nothing more
     void (*engine_release)(void *stream); // until now
+    // Until the stream has run what it has, or stands still behind an event: whether it does.
+    bool (*engine_waits)(void *stream);
     // Waits for the stream, then copies.
     void (*engine_read)(void *dst, const void *dev, size_t n_bytes, void *stream);
 

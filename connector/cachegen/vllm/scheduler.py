@@ -432,11 +432,14 @@ class Scheduler:
             if state.lookup is not None and now_ns - state.lookup_started_ns < ASKED_NS
         )
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
-        self._plan_saves(scheduler_output, metadata)
+        is_recomputing = self._plan_saves(scheduler_output, metadata)
         self._count_queue(metadata)
-        metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
+        if not is_recomputing:
+            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
+        """Whether a request computes anew, in its blocks, what it had: what vLLM makes of a load that failed."""
+        is_recomputing = False
         for req_id in getattr(scheduler_output, "preempted_req_ids", None) or ():
             if (state := self.states.get(req_id)) is not None:
                 state.computed_tokens = 0
@@ -454,6 +457,7 @@ class Scheduler:
                 self._adapter_blocks.mark(new_blocks, None)
                 self._provenance.allocate(new_blocks)
                 continue
+            is_recomputing |= n_computed < state.computed_tokens
             state.computed_tokens = n_computed
             if n_computed < len(state.tokens):
                 n = scheduler_output.num_scheduled_tokens[req_id]
@@ -464,6 +468,7 @@ class Scheduler:
         # samples.
         if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
             metadata.prefill_tokens, metadata.prefill_pairs = n_prefill, n_pairs
+        return is_recomputing
 
     @guarded(nothing)
     def _count_queue(self, metadata):

@@ -2,13 +2,16 @@
 
 Runs on the thread of the engine's worker. The library's own threads read, decode and copy; here loads and saves are
 started and asked for. Copying out of blocks goes on beside the next forwards; a step that gives such a block to
-somebody else waits COPY_WAIT_S for the copy at most. Then what is not copied is not saved.
+somebody else waits COPY_WAIT_S for the copy at most. Then what is not copied is not saved. On a GPU such a step's work
+waits for the copy, on the engine's stream, and nothing waits here.
 
 Surprises:
  1. Loads are asynchronous and start in submit(), before the step's forward: vLLM calls start_load_kv() after it unless
     a synchronous load waits, and a prefill beside it would hold the load up for seconds.
  2. Each load that the scheduler's side has planned must be answered for, even by a worker that is disabled: without an
     answer the request waits for ever. A failed load names its bad blocks, and vLLM recomputes these.
+ 3. vLLM's second model runner zeroes new blocks, and copies blocks that requests share in part, before it calls
+    submit(). It does neither with one group of plain attention, and others are refused.
 """
 
 import time
@@ -21,6 +24,7 @@ from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
 from cachegen.vllm.metrics import OWN_COUNTERS
+from cachegen.vllm.versions import refusal
 
 # Kinds of outages.
 LOADS, SAVES, STAGING, GPU = "failing loads", "failing saves", "staging memory is full", "GPU error"
@@ -65,7 +69,7 @@ class Worker:
         self._submitted = None
         self._left_s = STEP_WAIT_S  # that the step may still wait
         self._steps = HostSteps()
-        self._on_gpu = self._is_off = False
+        self._on_gpu = self._holds_later = self._is_off = False
         self._expects = False  # loads, for prompts that are being looked up
         self._has_queue = False  # the engine: prompts to compute
         self._adapters = None  # HeldAdapters, where the engine has any and they can be told apart
@@ -91,6 +95,9 @@ class Worker:
         self._report.profiles.add(self.library.profile)
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
+            # Of another release it is not known whether it calls submit() before it overwrites anything: there each
+            # save holds the engine's stream until it is copied.
+            self._holds_later = refusal() is None
         if getattr(vllm_config, "lora_config", None) is not None:
             try:
                 self._adapters = HeldAdapters(vllm_config.lora_config)
@@ -158,6 +165,9 @@ class Worker:
     @guarded(_cut_save)
     def _await_copy(self, save, is_in_the_way):
         """Whether a save needs no block any more; one that is in the way is waited for, and cut when time is up."""
+        if self._on_gpu and is_in_the_way:
+            self.library.cg.save_hold(save, self._steps.after)
+            return True
         is_copied = self._is_copied(save)
         while not is_copied and is_in_the_way and (left_s := self._copies_until - time.monotonic()) > 0:
             began = time.monotonic()
@@ -167,7 +177,8 @@ class Worker:
         return is_copied or self._cut_save(save, is_in_the_way)
 
     def _await_copies(self, overwritten):
-        """Until no save needs a block of a set (None: any block); COPY_WAIT_S at most."""
+        """Until no save needs a block of a set (None: any block); COPY_WAIT_S at most. On a GPU what is enqueued from
+        here on waits."""
         self._copies_until = time.monotonic() + min(COPY_WAIT_S, self._left_s)
         self._copied_from = [
             (save, blocks)
@@ -276,7 +287,8 @@ class Worker:
                 plan.is_last,
                 kernel_blocks(plan.block_ids, self._n_kernel_blocks),
                 plan.context,
-                copy_later=not self._on_gpu,  # there the engine's stream waits
+                copy_later=not self._on_gpu,
+                hold_later=self._holds_later,  # _await_copies() makes the engine's stream wait
                 after=self._steps.after,
                 number=plan.number,
             )
