@@ -34,7 +34,7 @@ done
 """
 TESTS = """#!/bin/sh
 echo "$CUDA_VISIBLE_DEVICES" > FOLDER/visible.txt
-echo passed
+echo '[  PASSED  ] 12 tests.'
 exit STATUS
 """
 BENCH = """#!/bin/sh
@@ -43,7 +43,14 @@ echo '{"status": STATUS}'
 echo ']'
 exit STATUS
 """
-SANITIZER = "#!/bin/sh\necho ran\n"
+SANITIZER = """#!/bin/sh
+echo "$*" >> FOLDER/sanitizer.txt
+echo '[  PASSED  ] 3 tests.'
+case "$*" in
+*racecheck*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
+*) echo '========= ERROR SUMMARY: 0 errors' ;;
+esac
+"""
 
 
 class CheckGpuTest(unittest.TestCase):
@@ -125,6 +132,32 @@ class CheckGpuTest(unittest.TestCase):
                 self.assertEqual((status, report["passed"], report["incomplete"]), (1, False, ""), out)
                 self.assertEqual(report["steps"][name]["verdict"], "failed (1)")
                 self.assertEqual(len(report["measured"]), 1)
+
+    def test_what_has_tested_nothing_has_not_passed(self):
+        nothing = "echo '[  PASSED  ] 0 tests.'"
+        quiet = "#!/bin/sh\nexit 0\n"
+        for program, text, steps in (
+            ("built/cg_cuda_gpu_tests", quiet, ["tests"]),
+            ("built/cg_cuda_gpu_tests", f"#!/bin/sh\n{nothing}\n", ["tests"]),
+            ("bin/compute-sanitizer", quiet, ["memcheck", "racecheck", "synccheck"]),
+            ("bin/compute-sanitizer", SANITIZER.replace("3 tests", "0 tests"), ["memcheck", "racecheck", "synccheck"]),
+            ("bin/compute-sanitizer", SANITIZER.replace("ERROR SUMMARY: 0", "ERROR SUMMARY: 10"),
+             ["memcheck", "synccheck"]),
+            ("bin/compute-sanitizer", SANITIZER.replace("0 hazards", "2 hazards"), ["racecheck"]),
+        ):
+            with self.subTest(program, text=text):
+                self.put(program, text)
+                status, report, out = self.check()
+                self.put(program, TESTS if "tests" in program else SANITIZER)
+                self.assertEqual((status, report["passed"], report["incomplete"]), (1, False, ""), out)
+                failed = [name for name, step in report["steps"].items() if step["verdict"] != "passed"]
+                self.assertEqual(failed, steps)
+                self.assertEqual(report["measured"], [{"status": 0}])
+
+    def test_errors_of_calls_are_none_to_the_only_tool_that_would_report_them(self):
+        self.check()
+        options = [line for line in self.get("sanitizer.txt").splitlines() if "--report-api-errors no" in line]
+        self.assertEqual([line.split()[1] for line in options], ["memcheck"])
 
     def test_only_building_needs_no_card(self):
         os.remove(f"{self.folder}/bin/nvidia-smi")
