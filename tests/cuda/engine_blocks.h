@@ -25,13 +25,16 @@ class EngineBlocks
     {
         return stream_;
     }
-    void write(const std::vector<uint8_t> &bytes); // all of them, on the stream
-    std::vector<uint8_t> read() const;             // after what is on the stream
+    // Keep the stream busy for 20 ms, then write all of them: what does not wait for the stream
+    // comes before.
+    void write(const std::vector<uint8_t> &bytes);
+    std::vector<uint8_t> read() const; // after what is on the stream
 
   private:
     size_t n_bytes_;
     char *data_;
     void *stream_;
+    void *pinned_ = nullptr; // of a GPU's: what was written last
 };
 
 } // namespace cg_test

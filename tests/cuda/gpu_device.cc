@@ -3,6 +3,10 @@
 #include "engine_blocks.h"
 #include "gpu_memory.h"
 
+#include <chrono>
+#include <cstring>
+#include <thread>
+
 namespace cg_test
 {
 
@@ -72,25 +76,49 @@ Sections run_code(const Laid &laid, const cg_projection &projection,
         });
 }
 
+namespace
+{
+
+// For a stream to do: it takes its time, then fills the pinned memory.
+struct Writing {
+    void *pinned;
+    std::vector<uint8_t> bytes;
+};
+
+void CUDART_CB be_busy(void *bytes)
+{
+    const auto *writing = static_cast<Writing *>(bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    memcpy(writing->pinned, writing->bytes.data(), writing->bytes.size());
+    delete writing;
+}
+
+} // namespace
+
 EngineBlocks::EngineBlocks(size_t n_bytes) : n_bytes_(n_bytes)
 {
     cudaStream_t stream;
     void *data;
     require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     require(cudaMalloc(&data, n_bytes), "cudaMalloc");
+    require(cudaHostAlloc(&pinned_, n_bytes, cudaHostAllocDefault), "cudaHostAlloc");
     stream_ = stream;
     data_ = static_cast<char *>(data);
 }
 EngineBlocks::~EngineBlocks()
 {
+    (void)cudaStreamSynchronize(static_cast<cudaStream_t>(stream_));
     (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
     (void)cudaFree(data_);
+    (void)cudaFreeHost(pinned_);
 }
 void EngineBlocks::write(const std::vector<uint8_t> &bytes)
 {
-    require(cudaMemcpyAsync(data_, bytes.data(), n_bytes_, cudaMemcpyHostToDevice,
-                            static_cast<cudaStream_t>(stream_)),
-            "copy");
+    // Out of pinned memory, or the call would return when the stream has come to it. What was
+    // written before lies there until the stream is at the next.
+    const auto stream = static_cast<cudaStream_t>(stream_);
+    require(cudaLaunchHostFunc(stream, be_busy, new Writing{pinned_, bytes}), "sleep");
+    require(cudaMemcpyAsync(data_, pinned_, n_bytes_, cudaMemcpyHostToDevice, stream), "copy");
 }
 std::vector<uint8_t> EngineBlocks::read() const
 {

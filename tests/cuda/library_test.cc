@@ -7,12 +7,17 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace
 {
 
 using namespace cg_test;
 
 const uint32_t N_TOKENS = 32, FIRST = 5; // a chunk, and where it begins in its sequence
+// Blocks of so many chunks that are decoded at once; and as many copies, so that the last of them
+// are still to be made when the engine's stream has come to its next write.
+const uint32_t N_AT_ONCE = 8, N_COPIES = 64;
 
 const cg_device_functions *functions()
 {
@@ -30,8 +35,8 @@ class LibraryTest : public testing::Test
         : spec(spec_4(nested(), 32)), profile(make_profile(spec)),
           header(make_header(spec, CG_DTYPE_BF16, 0, N_TOKENS)), tokens(make_tokens(N_TOKENS, 1)),
           elements(make_elements(header, 1)),
-          blocks(make_blocks(block_spec(), header.geometry, N_TOKENS)), engine(blocks.n_bytes),
-          piece(blocks.n_bytes, 0x5a)
+          blocks(make_blocks(block_spec(), header.geometry, N_TOKENS)),
+          engine(N_AT_ONCE * blocks.n_bytes), piece(N_AT_ONCE * blocks.n_bytes, 0x5a)
     {
     }
     void SetUp() override
@@ -42,15 +47,12 @@ class LibraryTest : public testing::Test
         config.profile = profile.get();
         config.geometry = header.geometry;
         config.chunk_tokens = N_TOKENS;
-        config.n_slots = config.n_copies = 2;
+        config.n_slots = N_AT_ONCE;
+        config.n_copies = N_COPIES;
         config.n_projectors = 1;
         ASSERT_EQ(f->open(&config, &device, reason, sizeof reason), CG_OK) << reason;
-        std::vector<void *> base;
-        for (const size_t at : blocks.base)
-            base.push_back(engine.data() + at);
         const cg_cuda_blocks &b = blocks.layout;
         cg_device_blocks given = {};
-        given.base = base.data();
         for (int plane = 0; plane < 2; plane++) {
             given.offset_bytes[plane] = b.offset_bytes[plane];
             given.head_stride[plane] = b.head_stride[plane];
@@ -60,11 +62,19 @@ class LibraryTest : public testing::Test
         given.block_tokens = b.block_tokens;
         given.n_blocks = b.n_blocks;
         given.n_heads = header.geometry.n_kv_heads;
-        ASSERT_EQ(f->add_blocks(device, &given, &run.blocks_id), CG_OK);
-        run.table = blocks.table.data();
-        run.n_table = static_cast<uint32_t>(blocks.table.size());
-        run.first_token = FIRST;
-        run.n_tokens = run.to_token = N_TOKENS;
+        for (uint32_t i = 0; i < N_AT_ONCE; i++) {
+            std::vector<void *> base;
+            for (const size_t at : blocks.base)
+                base.push_back(engine.data() + i * blocks.n_bytes + at);
+            given.base = base.data();
+            cg_device_run run = {};
+            ASSERT_EQ(f->add_blocks(device, &given, &run.blocks_id), CG_OK);
+            run.table = blocks.table.data();
+            run.n_table = static_cast<uint32_t>(blocks.table.size());
+            run.first_token = FIRST;
+            run.n_tokens = run.to_token = N_TOKENS;
+            runs.push_back(run);
+        }
         engine.write(piece);
     }
     void TearDown() override
@@ -86,14 +96,16 @@ class LibraryTest : public testing::Test
         out.first_token = FIRST;
         return out;
     }
-    Bytes with(const Bytes &of_chunk) const // the piece, were these elements in the blocks
+    // The piece, were these elements in the blocks of the first chunks.
+    Bytes with(const std::vector<Bytes> &of_chunks) const
     {
         Bytes out = piece;
         cg_cuda_request all = {};
         all.token_to = N_TOKENS;
         all.head_to = header.geometry.n_kv_heads;
-        place(of_chunk, header.geometry, N_TOKENS, 0, header.geometry.n_layers, all, blocks,
-              out.data());
+        for (size_t i = 0; i < of_chunks.size(); i++)
+            place(of_chunks[i], header.geometry, N_TOKENS, 0, header.geometry.n_layers, all, blocks,
+                  out.data() + i * blocks.n_bytes);
         return out;
     }
     Bytes tiles() const // the elements plane by plane, as the device copies them
@@ -123,21 +135,24 @@ class LibraryTest : public testing::Test
     EngineBlocks engine;
     Bytes piece; // what the engine has put into its blocks
     cg_device *device = nullptr;
-    cg_device_run run = {};
+    std::vector<cg_device_run> runs; // each in blocks of its own
 };
 
 TEST_F(LibraryTest, ReadsWhatTheEnginesStreamHasWrittenBeforeItWritesMore)
 {
-    engine.write(with(elements));
-    uint32_t copy;
-    ASSERT_EQ(f->read(device, &run, 1, after(), &copy), CG_OK);
-    ASSERT_EQ(f->hold(device, copy, after()), CG_OK);
-    engine.write(piece);
-    void *read;
-    ASSERT_EQ(f->read_wait(device, copy, &read), CG_OK);
+    const std::vector<cg_device_run> many(N_COPIES, runs[0]);
     const Bytes wanted = tiles();
-    EXPECT_EQ(memcmp(read, wanted.data(), wanted.size()), 0);
-    f->read_release(device, copy);
+    engine.write(with({elements}));
+    uint32_t copies[N_COPIES];
+    ASSERT_EQ(f->read(device, many.data(), N_COPIES, after(), copies), CG_OK);
+    ASSERT_EQ(f->hold(device, copies[N_COPIES - 1], after()), CG_OK);
+    engine.write(piece);
+    for (const uint32_t copy : copies) {
+        void *read;
+        ASSERT_EQ(f->read_wait(device, copy, &read), CG_OK);
+        EXPECT_EQ(memcmp(read, wanted.data(), wanted.size()), 0) << copy;
+        f->read_release(device, copy);
+    }
     EXPECT_TRUE(engine.read() == piece);
 }
 
@@ -148,36 +163,45 @@ TEST_F(LibraryTest, WritesTilesAndNothingElse)
     void *memory = f->slot_memory(device, 1, &room);
     ASSERT_GE(room, all.size());
     memcpy(memory, all.data(), all.size());
+    engine.write(piece); // which must come before
     cg_device_mark *mark;
     ASSERT_EQ(f->mark(device, after(), &mark), CG_OK);
     cg_device_tiles whole = {};
     whole.n_layers = header.geometry.n_layers;
     whole.n_planes = CG_N_PLANES;
-    EXPECT_EQ(f->write(device, 1, &whole, &run, mark), CG_OK);
+    EXPECT_EQ(f->write(device, 1, &whole, &runs[0], mark), CG_OK);
     f->mark_free(device, mark);
-    EXPECT_TRUE(engine.read() == with(elements));
+    EXPECT_TRUE(engine.read() == with({elements}));
 }
 
+// By as many threads at once: chunks at all levels, which come together while the engine's stream
+// is busy.
 TEST_F(LibraryTest, DecodesWhatTheCpuDecodes)
 {
-    for (const cg_level level : {CG_L0, CG_L1, CG_L2, CG_L3}) {
-        SCOPED_TRACE(level);
-        Bytes chunk, decoded;
-        ASSERT_EQ(encode(profile.get(), header, tokens, elements, level, &chunk, 1,
-                         level == CG_L0 ? CG_L0 : CG_L3),
+    std::vector<Bytes> chunks(N_AT_ONCE), decoded(N_AT_ONCE);
+    for (uint32_t i = 0; i < N_AT_ONCE; i++) {
+        const auto level = static_cast<cg_level>(i % 4);
+        ASSERT_EQ(encode(profile.get(), header, tokens, make_elements(header, 1 + i), level,
+                         &chunks[i], 1, level == CG_L0 ? CG_L0 : CG_L3),
                   CG_OK);
-        ASSERT_EQ(decode(profile.get(), chunk, &decoded), CG_OK);
-        engine.write(piece);
-        cg_device_mark *mark;
-        ASSERT_EQ(f->mark(device, after(), &mark), CG_OK);
-        size_t room;
-        void *memory = f->slot_memory(device, 0, &room);
-        ASSERT_GE(room, chunk.size());
-        memcpy(memory, chunk.data(), chunk.size());
-        EXPECT_EQ(f->decode(device, 0, chunk.size(), &run, mark), CG_OK);
-        f->mark_free(device, mark);
-        EXPECT_TRUE(engine.read() == with(decoded));
+        ASSERT_EQ(decode(profile.get(), chunks[i], &decoded[i]), CG_OK);
     }
+    engine.write(piece); // which must come before
+    cg_device_mark *mark;
+    ASSERT_EQ(f->mark(device, after(), &mark), CG_OK);
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < N_AT_ONCE; i++)
+        threads.emplace_back([&, i] {
+            size_t room;
+            void *memory = f->slot_memory(device, i, &room);
+            EXPECT_GE(room, chunks[i].size());
+            memcpy(memory, chunks[i].data(), chunks[i].size());
+            EXPECT_EQ(f->decode(device, i, chunks[i].size(), &runs[i], mark), CG_OK) << i;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    f->mark_free(device, mark);
+    EXPECT_TRUE(engine.read() == with(decoded));
 }
 
 // The encoder checks each projection, and counts those that are wrong.

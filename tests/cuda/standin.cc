@@ -147,6 +147,7 @@ struct CUstream_st {
         CUevent_st *reaches = nullptr;
         uint64_t ticket = 0;
         bool copies_out = false;
+        unsigned sleep_ms = 0;
     };
     explicit CUstream_st(bool engine) : is_engine(engine), thread([this] { work(); })
     {
@@ -224,6 +225,8 @@ struct CUstream_st {
     static void run(const Entry &entry)
     {
         World &w = world();
+        if (entry.sleep_ms > 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(entry.sleep_ms));
         if (entry.copies_out) {
             std::unique_lock<std::mutex> guard(w.lock);
             w.goes_on.wait(guard, [&] { return !w.copies_are_held; });
@@ -757,6 +760,13 @@ void engine_put(void *stream, std::function<void()> run)
     entry.on_gpu = entry.is_engine = true;
     stream_of(stream)->put(std::move(entry));
 }
+void engine_sleep(unsigned ms, void *stream)
+{
+    CUstream_st::Entry entry{};
+    entry.is_engine = true;
+    entry.sleep_ms = ms;
+    stream_of(stream)->put(std::move(entry));
+}
 void engine_write(void *dev, const void *src, size_t n_bytes, void *stream)
 {
     const char *bytes = static_cast<const char *>(src);
@@ -810,6 +820,7 @@ const cg_standin CONTROL = {fail_call,
                             engine_event_destroy,
                             engine_record,
                             engine_write,
+                            engine_sleep,
                             engine_hold,
                             engine_release,
                             engine_waits,

@@ -65,8 +65,9 @@ struct cg_standin {
     void (*engine_record)(void *event, void *stream);
     // Enqueue; src is copied at once. NULL is the default stream.
     void (*engine_write)(void *dev, const void *src, size_t n_bytes, void *stream);
-    void (*engine_hold)(void *stream);    // the stream runs nothing more
-    void (*engine_release)(void *stream); // until now
+    void (*engine_sleep)(unsigned ms, void *stream); // work that takes so long
+    void (*engine_hold)(void *stream);               // the stream runs nothing more
+    void (*engine_release)(void *stream);            // until now
     // Until the stream has run what it has, or stands still behind an event: whether it does.
     bool (*engine_waits)(void *stream);
     // Waits for the stream, then copies.

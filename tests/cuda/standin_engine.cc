@@ -37,6 +37,7 @@ EngineBlocks::~EngineBlocks()
 }
 void EngineBlocks::write(const std::vector<uint8_t> &bytes)
 {
+    standin().engine_sleep(20, stream_);
     standin().engine_write(data_, bytes.data(), n_bytes_, stream_);
 }
 std::vector<uint8_t> EngineBlocks::read() const
