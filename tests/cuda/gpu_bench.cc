@@ -14,7 +14,8 @@
 // priority 0, which a connector's streams have, and an engine's unless it asks for another. From
 // pinned memory each chunk and its plan are copied first. "One by one" is a batch a chunk, on many
 // streams; batches of more are on as many streams as a connector has batches. Exit status: 1 also
-// where a chunk was not decoded; its "status" says why (codec/status.h), and the figures go on.
+// where a chunk was not decoded, or not to what the CPU decodes ("is_right"); "status" says why
+// (codec/status.h), and the figures go on.
 #include "codec/profile_data.h"
 #include "cuda/project.h"
 #include "device.h"
@@ -127,6 +128,13 @@ struct Loaded {
     cg_cuda_decode_params params = {};
 };
 
+Blocks blocks_of(const cg_chunk_header &header)
+{
+    BlockSpec spec;
+    spec.order = Order::PLANE_BLOCK_TOKEN_HEAD;
+    return make_blocks(spec, header.geometry, header.n_tokens);
+}
+
 Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chunk)
 {
     Loaded out;
@@ -140,9 +148,7 @@ Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chu
     if (cg_cuda_plan_fill(laid, chunk.data(), chunk.size(), &request, plan.data(), plan.size(),
                           &out.planned) != CG_OK)
         throw std::runtime_error("plan");
-    BlockSpec spec;
-    spec.order = Order::PLANE_BLOCK_TOKEN_HEAD;
-    const Blocks blocks = make_blocks(spec, header.geometry, header.n_tokens);
+    const Blocks blocks = blocks_of(header);
     const uint32_t none = 0;
     out.chunk = std::make_unique<GpuMemory>(chunk.data(), chunk.size());
     out.plan = std::make_unique<GpuMemory>(plan.data(), out.planned.plan_bytes);
@@ -153,6 +159,7 @@ Loaded load(const cg_cuda_profile *laid, const GpuMemory *blob, const Bytes &chu
     out.scratch = std::make_unique<GpuMemory>(out.planned.scratch_bytes);
     out.status = std::make_unique<GpuMemory>(&none, sizeof none);
     out.piece = std::make_unique<GpuMemory>(blocks.n_bytes);
+    require(cudaMemset(out.piece->data(), 0, blocks.n_bytes), "fill");
     std::vector<void *> base;
     for (const size_t at : blocks.base)
         base.push_back(out.piece->data() + at);
@@ -304,6 +311,7 @@ ProfileSpec spec_of(const Case &c)
 // What is decoded: chunks of one geometry. More than there are chunks are in flight.
 struct Subject {
     std::string name;
+    const cg_profile *profile;
     const cg_cuda_profile *laid; // NULL: L0
     const GpuMemory *blob;
     std::vector<Bytes> chunks;
@@ -319,6 +327,34 @@ uint32_t status_of(const std::vector<Loaded> &chunks)
             cudaMemcpy(&status, chunks[i].params.status_dev, sizeof status, cudaMemcpyDeviceToHost),
             "copy");
     return status;
+}
+
+// Whether in all chunks' blocks there is what the CPU decodes.
+bool is_right(const Subject &subject, const std::vector<Loaded> &chunks)
+{
+    for (size_t k = 0; k < subject.chunks.size(); k++) {
+        cg_chunk_header header;
+        if (cg_chunk_header_parse(subject.chunks[k].data(), subject.chunks[k].size(), &header) !=
+            CG_OK)
+            return false;
+        const Blocks blocks = blocks_of(header);
+        cg_cuda_request all = {};
+        all.token_to = header.n_tokens;
+        all.head_to = header.geometry.n_kv_heads;
+        Bytes elements, found(blocks.n_bytes), wanted(blocks.n_bytes, 0);
+        if (cg_test::decode(subject.profile, subject.chunks[k], &elements) != CG_OK)
+            return false;
+        place(elements, header.geometry, header.n_tokens, 0, header.geometry.n_layers, all, blocks,
+              wanted.data());
+        for (size_t i = k; i < chunks.size(); i += subject.chunks.size()) {
+            require(cudaMemcpy(found.data(), chunks[i].piece->data(), found.size(),
+                               cudaMemcpyDeviceToHost),
+                    "copy");
+            if (found != wanted)
+                return false;
+        }
+    }
+    return true;
 }
 
 // False: a chunk was not decoded.
@@ -414,13 +450,14 @@ bool measure(const Subject &subject, const Products &products,
         }
     }
     const uint32_t status = status_of(chunks);
+    const bool right = status == CG_OK && is_right(subject, chunks);
     printf("   {\"case\": \"%s\", \"layers\": %d, \"kv_heads\": %d, \"head_dim\": %d, "
            "\"tokens\": %u, \"chunk_bytes\": %.0f, \"bits_per_element\": %.3f, \"chunks\": %zu, "
-           "\"streams\": %zu, \"status\": %u,\n",
+           "\"streams\": %zu, \"status\": %u, \"is_right\": %s,\n",
            subject.name.c_str(), g.n_layers, g.n_kv_heads, g.head_dim, n_tokens,
            coded_bytes / static_cast<double>(chunks.size()),
            8.0 * static_cast<double>(cg_dtype_bytes(g.dtype)) * coded_bytes / all_bytes,
-           chunks.size(), streams.size(), status);
+           chunks.size(), streams.size(), status, right ? "true" : "false");
     print_spread("one_chunk_us", one, ",");
     print_spread("decode_GBps", many, ",");
     for (size_t k = 0; k < std::size(BATCHES); k++) {
@@ -447,7 +484,7 @@ bool measure(const Subject &subject, const Products &products,
     }
     printf("   }%s\n", is_last ? "" : ",");
     (void)cudaEventDestroy(event);
-    return status == CG_OK;
+    return right;
 }
 
 bool measure_case(const Case &c, const Products &products, const std::vector<cudaStream_t> &streams)
@@ -468,7 +505,12 @@ bool measure_case(const Case &c, const Products &products, const std::vector<cud
             : encode(profile.get(), header, tokens, elements, c.level, &chunk, 8, c.coarsest);
     if (status != CG_OK)
         throw std::runtime_error("encode");
-    return measure({c.name, c.level != CG_L0 ? laid.profile : nullptr, &blob, {chunk}, c.n_chunks},
+    return measure({c.name,
+                    profile.get(),
+                    c.level != CG_L0 ? laid.profile : nullptr,
+                    &blob,
+                    {chunk},
+                    c.n_chunks},
                    products, streams, false);
 }
 
@@ -492,6 +534,7 @@ bool measure_files(const std::vector<std::string> &paths, const Products &produc
     std::vector<Subject> subjects;
     for (unsigned level = 0; level < CG_N_LEVELS; level++) {
         Subject subject = {"L" + std::to_string(level),
+                           profile.get(),
                            level > 0 ? laid.profile : nullptr,
                            &blob,
                            {},
