@@ -428,6 +428,18 @@ class SaveTest(unittest.TestCase):
         self.step(64, req_id="s")
         self.assertEqual(self.taken, [0, 0, 64])
 
+    def test_only_a_save_that_is_stored_whole_ends_an_outage(self):
+        # (status, saved to): the store is full; behind what was not stored, nothing is tried; then it has room again.
+        for n, (status, saved_to, under_way) in enumerate(((abi.IO, 0, [SAVES]), (0, 32, [SAVES]), (0, 64, []))):
+            self.status, self.saved_to = status, saved_to
+            self.step(0, req_id=f"r{n}")
+            self.worker.finished_loads(set(), False)
+            self.assertEqual(self.worker.outages.under_way(), under_way)
+        self.saved_to = 32  # cut
+        self.step(0, req_id="cut")
+        self.worker.finished_loads(set(), False)
+        self.assertEqual(self.worker.outages.under_way(), [])
+
     def test_a_rank_whose_heads_another_one_has_saves_nothing(self):
         self.rank.stores = False
         self.step(0)

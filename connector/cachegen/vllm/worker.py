@@ -425,12 +425,14 @@ class Worker:
         progress = cg.save_poll(save)
         if not _may_be_freed(progress):
             return False
-        if progress.status == abi.OK:
+        if progress.status == abi.OK and progress.loaded_tokens >= to_token:
             self.outages.worked(SAVES)
-        elif progress.status != abi.CANCELLED:  # else another rank's step needed the blocks, or had no memory
-            self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
-        if progress.status != abi.OK or progress.loaded_tokens < to_token:
+        else:
             self._unsaved |= {req_id} & self._saving
+            # Short, but OK: cut, or behind a chunk that is not stored. The store did not fail then, nor did it work.
+            # Cancelled: another rank's step needed the blocks, or had no memory.
+            if progress.status not in (abi.OK, abi.CANCELLED):
+                self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
         self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
         cg.save_free(save)  # at once. Last: what raises before is asked again
         return True
