@@ -1122,6 +1122,21 @@ class ContextTest(unittest.TestCase):
         self.assertEqual(self.saved_as("Résumé 1.pdf")[0], "Résumé 1.pdf")
 
 
+    def test_a_name_is_confirmed_where_it_is_to_be_published_only(self):
+        named = dict(kv_transfer_params={"cachegen.context": "report"})
+        for limits, n_computed, key in (
+            ({}, 200, "context"), ({}, 100, "context_refused"), ({"may_save": False}, 200, "context_refused"),
+            ({"min_tokens": 201}, 200, "context_refused"), ({"save_on_use": 2}, 200, "context_refused"),
+        ):  # fmt: skip
+            with self.subTest(limits=limits, n_computed=n_computed):
+                made, asked = scheduler(Store(), **limits), request(**named)
+                made.matched_tokens(asked, 0)
+                made.update_after_alloc(asked, blocks(13), 0)
+                made.step(step_of("r", 0, n_computed))
+                told = made.finish(asked, []).keys() - {"cachegen.lookup_ms"}
+                self.assertEqual(told, {"cachegen.hit_tokens", "cachegen." + key})
+
+
 class OtherTierTest(unittest.TestCase):
     """Another connector beside this one moves blocks: what it brings is as bad as anything that this engine loads."""
 

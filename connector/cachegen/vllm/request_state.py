@@ -48,6 +48,7 @@ class RequestState:
     load_ended_ns: int = 0
     saved_to: int | None = None  # None: not scheduled since it was admitted
     saved_last: bool = False
+    is_named: bool = False  # the worker was told to publish its context
     storable_tokens: int = 0  # of the prompt, as far as its images go
     admitted_tokens: int | None = None  # that are to be stored; None: not counted yet
     awaits_first_token: bool = False  # since it was looked up, and has loaded

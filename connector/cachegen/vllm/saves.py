@@ -48,6 +48,7 @@ class SavePlanner:
         if block_ids is None:
             block_ids = scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0]
         self._n_planned += 1
+        state.is_named = state.is_named or (is_last and state.options.context is not None)
         return SavePlan(
             req_id,
             state.tokens,

@@ -42,6 +42,7 @@ ASK_AGAIN = (None, False)  # to vLLM: in the next step
 # Kinds of outages.
 REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
 LOOKUPS, OTHER_PROFILE = "failing look-ups", "other profile"
+NOT_STORED = "this engine does not store the prompt to its end"
 DEFER_NS = 10**8  # what is computed waits so long at most, until loads of others have started
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
@@ -659,6 +660,9 @@ class Scheduler:
             self._count_budget(state)
         self._leave_no_worse(state, block_ids)
         report = {"hit_tokens": 0, **state.report}
+        if "context" in report and not state.is_named:
+            del report["context"]
+            report["context_refused"] = NOT_STORED
         if state.level:
             report["provenance"] = f"L{state.level}"
         return {PREFIX + key: value for key, value in report.items()}
