@@ -8,6 +8,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -244,6 +245,36 @@ class WishesTest(unittest.TestCase):
         self.assertEqual(store.spent_ns, 0)  # a clock that was set back
         self.assertEqual(store.max_kl, 0)
 
+    def test_a_wish_that_cannot_be_followed_is_told_why(self):
+        made = scheduler(Store(hit=128))
+        for wishes, named in (
+            ({"cachegen.level": "L5"}, "cachegen.level: 'L5'"),
+            ({"cachegen.worst_level": 1}, "cachegen.worst_level: 1"),
+            ({"cachegen.ttft_budget_ms": "fast"}, "cachegen.ttft_budget_ms: 'fast'"),
+            ({"cachegen.ttft_budget_ms": math.nan}, "cachegen.ttft_budget_ms"),
+            ({"cachegen.quality": [1]}, "cachegen.quality: [1]"),
+            ({"cachegen.quality": 0}, "cachegen.quality: 0"),
+            ({"cachegen.quality": 0.1, "cachegen.level": "L1"}, "cachegen.level"),
+            ({"cachegen.contex": "name"}, "'cachegen.contex' is unknown"),
+        ):
+            with self.subTest(wishes):
+                asked = request(kv_transfer_params=wishes)
+                self.assertEqual(made.matched_tokens(asked, 0), (0, False))
+                made.update_after_alloc(asked, blocks(13), 0)
+                self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
+                answer = made.finish(asked, [])
+                self.assertEqual(answer.keys(), {"cachegen.hit_tokens", "cachegen.refused"})
+                self.assertIn(named, answer["cachegen.refused"])
+                self.assertLess(len(answer["cachegen.refused"]), 200)
+
+    def test_what_others_wish_and_what_an_answer_tells_is_passed_over(self):
+        made = scheduler(Store(hit=128))
+        asked = request(kv_transfer_params={"do_remote_prefill": True})
+        self.assertEqual(made.matched_tokens(asked, 0), (128, True))
+        made.update_after_alloc(asked, blocks(13), 128)
+        made.take_report(WorkerReport(loads={"r": LoadReport(128, 1)}))
+        self.assertNotIn("cachegen.refused", answer := made.finish(asked, []))
+        self.assertEqual(made.matched_tokens(request("next", kv_transfer_params=answer), 0), (128, True))
 
     def test_a_budget_without_end_is_a_long_one(self):
         # The library takes 64 bits of ns: 18446744073710 ms would come around to half a millisecond.
@@ -1441,6 +1472,17 @@ class LogTest(unittest.TestCase):
                     made.matched_tokens(request(f"{n} {wish}", kv_transfer_params=wish), 0)
         self.assertLessEqual(len(log.output), 4, log.output)  # each begins and is over, once a minute
 
+    def test_one_clients_mistake_hides_no_other_one_in_the_log(self):
+        made = scheduler(Store())
+        wishes = {"level": "L9"}, {"ttft_budget_ms": "fast"}, {"quality": -1}, {"qality": 1}
+        with self.assertLogs("vllm.cachegen", "WARNING") as log:
+            for n in range(20):
+                for wish in wishes:
+                    params = {"cachegen." + key: value for key, value in wish.items()}
+                    made.matched_tokens(request(f"{n} {wish}", kv_transfer_params=params), 0)
+        self.assertEqual(len(log.output), len(wishes), log.output)
+        made.matched_tokens(request("of use"), 0)
+        self.assertEqual(made.outages.under_way(), [])
 
     def test_a_store_that_is_gone_is_an_outage(self):
         made = scheduler(Store())

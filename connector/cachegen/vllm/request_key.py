@@ -22,6 +22,20 @@ PREFIX = "cachegen."
 MAX_NAME_BYTES = 255
 MAX_BUDGET_MS = 86_400_000  # as the configuration's; more would not fit into the library's ns
 _SALTED = re.compile("@[0-9a-f]{16}$")
+# What kv_transfer_params may have behind PREFIX: in a request, and besides in an answer.
+WISHES = ("context", "worst_level", "level", "ttft_budget_ms", "quality")
+TOLD = (
+    "hit_tokens", "levels", "predicted_kl", "bytes", "bytes_dropped", "provenance", "context_refused", "refused",
+    "lookup_ms", "load_ms", "read_ms", "decode_ms", "copy_ms",
+)  # fmt: skip
+
+
+class BadOption(ValueError):
+    """Why a request's kv_transfer_params cannot be followed. key: one of WISHES, or "" where it is none of them."""
+
+    def __init__(self, key, why):
+        super().__init__(why)
+        self.key = key
 
 
 @dataclass
@@ -38,7 +52,7 @@ def parse_level(value):
     """0 ... 3 of "L0" ... "L3"; ValueError."""
     if isinstance(value, str) and len(value) == 2 and value[0] in "Ll" and value[1] in "0123":
         return int(value[1])
-    raise ValueError(f"{value!r} is no level: L0 ... L3")
+    raise ValueError(f"{value!r:.80} is no level: L0 ... L3")
 
 
 def stored_context(name, salt):
@@ -56,25 +70,53 @@ def stored_context(name, salt):
 
 
 def parse_options(params, salt=None):
-    """The Options in a request's kv_transfer_params, which may be None; ValueError."""
+    """The Options in a request's kv_transfer_params, which may be None; BadOption. Keys of an answer are no wishes, and
+    are passed over: proxies hand the answer of an engine that stores on to one that loads."""
     params = params or {}
     options = Options()
+    for key in params:
+        if str(key).startswith(PREFIX) and key[len(PREFIX) :] not in (*WISHES, *TOLD):
+            raise BadOption("", f"{key!r:.80} is unknown: {', '.join(WISHES)} are known behind {PREFIX}")
     if (context := params.get(PREFIX + "context")) is not None:
         try:
             options.context = stored_context(context, salt)
         except ValueError as e:
             options.refused_context = str(e)
-    if (level := params.get(PREFIX + "worst_level")) is not None:
-        options.worst_level = parse_level(level)
-    if (level := params.get(PREFIX + "level")) is not None:
-        options.level = parse_level(level)
-    if (budget := params.get(PREFIX + "ttft_budget_ms")) is not None:
-        options.ttft_budget_ns = max(0, int(min(float(budget), MAX_BUDGET_MS) * 1e6))
-    if (quality := params.get(PREFIX + "quality")) is not None:
-        options.max_kl = float(quality)
-        if not 0 < options.max_kl < 1000 or options.level is not None:
-            raise ValueError(f"{PREFIX}quality is a KL divergence above 0, and does not go with {PREFIX}level")
+    options.worst_level = _read(params, "worst_level", parse_level)
+    options.level = _read(params, "level", parse_level)
+    options.ttft_budget_ns = _read(params, "ttft_budget_ms", _parse_budget) or 0
+    options.max_kl = _read(params, "quality", _parse_quality) or 0
+    if options.max_kl and options.level is not None:
+        raise BadOption("quality", f"{PREFIX}quality does not go with {PREFIX}level")
     return options
+
+
+def _read(params, key, parse):
+    """None: it was not given."""
+    if (value := params.get(PREFIX + key)) is None:
+        return None
+    try:
+        return parse(value)
+    except ValueError as e:
+        raise BadOption(key, f"{PREFIX}{key}: {e}") from None
+
+
+def _parse_number(value):
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{value!r:.80} is no number") from None
+
+
+def _parse_budget(value):
+    return max(0, int(min(_parse_number(value), MAX_BUDGET_MS) * 1e6))
+
+
+def _parse_quality(value):
+    number = _parse_number(value)
+    if not 0 < number < 1000:
+        raise ValueError(f"{number} is no KL divergence above 0 and below 1000")
+    return number
 
 
 # Of 31 bits each: no vocabulary is as large, so no text can look like an image. Four of them are as good as the keys.

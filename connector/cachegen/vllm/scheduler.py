@@ -30,7 +30,7 @@ from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.provenance import Provenance
-from cachegen.vllm.request_key import PREFIX, Options, extra_key, is_hashed, key_tokens, parse_options
+from cachegen.vllm.request_key import PREFIX, BadOption, Options, extra_key, is_hashed, key_tokens, parse_options
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 from cachegen.vllm.shared_loads import SharedLoads
@@ -147,7 +147,7 @@ class Scheduler:
         state = self.states.get(request.request_id)
         if state is None:
             options = Options(worst_level=0)  # what cannot be read may ask for the best
-            tokens = None
+            tokens, report = None, {}
             try:
                 options = parse_options(request.kv_transfer_params, request.cache_salt)
                 # With an adapter it is not known yet whether and by what it can be keyed.
@@ -155,11 +155,15 @@ class Scheduler:
                 if extra is not None:
                     tokens = key_tokens(request, self.library.tail_tokens, self.library.image_key)
             except Exception as e:
-                self.outages.failed(REQUESTS, f"request {request.request_id}: {e}")
+                # A kind for each key: what one client asks for hides no other one's mistake in the log.
+                kind = f"{REQUESTS} ({e.key or 'unknown key'})" if isinstance(e, BadOption) else REQUESTS
+                self.outages.failed(kind, f"request {request.request_id}: {e}")
+                report["refused"] = str(e)
                 extra = None
             else:
-                self.outages.worked(REQUESTS)
-            report = {}
+                for kind in self.outages.under_way():
+                    if kind.startswith(REQUESTS):
+                        self.outages.worked(kind)
             if options.refused_context is not None:
                 report["context_refused"] = options.refused_context
                 self.outages.failed(NAMES, options.refused_context)
