@@ -1203,6 +1203,7 @@ class OutageTest(unittest.TestCase):
             found = {sample.labels["reason"]: sample.value for sample in metrics._up.collect()[0].samples}
             return {reason: value for reason, value in found.items() if value == value}
 
+        self.assertEqual(shown(), {"no step yet": 0})
         observe = metrics.observe
         observe({"state": {"scheduler": "up"}})
         observe({"state": {"worker": "up"}, "loads": 1})

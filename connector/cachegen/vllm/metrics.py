@@ -13,7 +13,7 @@ from cachegen.vllm.guard import Failures, guarded, nothing
 OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")
 THROUGHPUT = "throughput_bps"  # the newest counts; all others are sums
 STATE = "state"  # side -> why it is down, or UP
-UP = "up"
+UP, NO_STEP = "up", "no step yet"  # NO_STEP: the engine tells with its steps how things are, and has made none
 # vLLM tells each step's statistics to one of its front ends, and all of them are asked for metrics: so some one is told
 # now and then how things are.
 REPEAT_SECONDS = 5
@@ -176,6 +176,10 @@ class PromMetrics(KVConnectorPromMetrics):
         self._labels = per_engine_labelvalues
         self._states = {}  # engine -> side -> state
         self._shown = {}  # engine -> reasons so far
+        for engine, values in per_engine_labelvalues.items():
+            # So that an alert has something to look at also before the first request.
+            self._up.labels(*values, NO_STEP).set(0)
+            self._shown[engine] = {*self._reasons, NO_STEP}
 
     def _make_gauge(self, **description):
         return self._gauge_cls(multiprocess_mode="mostrecent", **description)
@@ -184,7 +188,7 @@ class PromMetrics(KVConnectorPromMetrics):
         known = self._states.setdefault(engine_idx, {})
         known.update(states)
         reason = next((state for _, state in sorted(known.items()) if state != UP), UP)
-        shown = self._shown.setdefault(engine_idx, set(self._reasons))
+        shown = self._shown[engine_idx]
         for passed in shown - {reason}:
             self._up.labels(*self._labels[engine_idx], passed).set(float("nan"))
         self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
