@@ -217,8 +217,10 @@ typedef struct cachegen_request {
 
 typedef struct cachegen_hit {
     uint32_t struct_size, abi_version;
-    uint32_t hit_tokens; /* prefix that will be loaded, from token 0; a multiple of the chunk size
-                            or a tail's end, cut where recomputing fits the budget better */
+    /* Of both: a multiple of the chunk size or a tail's end; or, where that is the whole prompt,
+     * one token less, since the engine computes the last token itself: it wants its logits. */
+    uint32_t hit_tokens;    /* prefix that will be loaded, from token 0, cut where recomputing fits
+                               the budget better */
     uint32_t stored_tokens; /* prefix that the store has at an accepted level */
     uint32_t n_chunks;
     uint32_t worst_level;  /* of the plan, provenance counted */
