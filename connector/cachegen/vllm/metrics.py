@@ -28,7 +28,7 @@ OBSERVED = "observed"  # name -> values for a histogram
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _RATIOS = (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 HISTOGRAMS = {
-    "lookup_latency_seconds": ("from a request's look-up to its answer", _SECONDS),
+    "lookup_latency_seconds": ("from a request's look-up to the step that sees its answer", _SECONDS),
     "load_wait_seconds": (
         "from the look-up's answer to the load's start: the engine's blocks are waited for",
         _SECONDS,
