@@ -1,6 +1,7 @@
 """What the tools that make profiles have in common as commands: options, progress on stderr, how they end."""
 
 import argparse
+import contextlib
 import sys
 import time
 
@@ -39,6 +40,17 @@ def make_parser(tool, document):
     parser.add_argument("--classes", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
+
+
+@contextlib.contextmanager
+def reading(tool, what):
+    """What cannot be read ends the tool with a line that says why, and status 2: it is no mistake of the tool's."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+        print(f"{tool}: {what}: {lines[0] if lines else type(error).__name__}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def make_main(tool, parse_arguments, run, subject):

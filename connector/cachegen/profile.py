@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from . import kl_curve, paper, quality
-from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
+from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, windows
 from .fingerprint import model_fingerprint, weights_digest
@@ -253,10 +253,15 @@ def run(options):
 
     progress.start(f"loading {options.model_dir}")
     dtype, compute_dtype = DTYPES.get(options.dtype), DTYPES.get(options.compute_dtype)
-    model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
+    for path in (*options.texts, *(options.held_out or ())):
+        with reading("profile", path), open(path, "rb") as file:
+            file.read(1)  # before the model is loaded; of a folder this fails, too
+    with reading("profile", options.model_dir):
+        os.listdir(options.model_dir)  # else transformers takes it for a name to download
+        model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
+        fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
+        tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
-    fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
-    tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
     held_out = pick(held_out, options.report_contexts)
     is_paper = options.preset == "paper"

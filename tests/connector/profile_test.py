@@ -192,6 +192,26 @@ class ProfileTest(unittest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
             profile.parse_arguments([self.path("model"), "--texts", self.text, "--out", "m", "--curve-contexts", "-1"])
 
+    def test_what_cannot_be_read_is_one_line_and_status_2(self):
+        def ends(model, text, wanted):
+            stderr = io.StringIO()
+            with self.subTest(wanted), contextlib.redirect_stderr(stderr), self.assertRaises(SystemExit) as ended:
+                profile.main([model, "--texts", text, "--out", self.path("m"), "--quiet"])
+            self.assertEqual(ended.exception.code, 2)
+            self.assertEqual(len(stderr.getvalue().splitlines()), 1, stderr.getvalue())
+            self.assertIn(wanted, stderr.getvalue())
+
+        missing, empty, broken = self.path("missing"), self.path("empty"), self.path("broken")
+        os.mkdir(empty)
+        os.mkdir(broken)
+        with open(os.path.join(broken, "config.json"), "w") as file:
+            file.write('{"model_type": "llama"')
+        ends(empty, missing, f"profile: {missing}: No such file")
+        ends(empty, empty, f"profile: {empty}: Is a directory")
+        ends(missing, self.text, f"profile: {missing}: No such file")
+        ends(empty, self.text, f"profile: {empty}: ")
+        ends(broken, self.text, f"profile: {broken}: ")
+
     def test_codec_opens_profiles_and_errs_by_the_step(self):
         for name, make_config in CODED.items():
             with self.subTest(name):
