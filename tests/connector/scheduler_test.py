@@ -1153,6 +1153,16 @@ class ContextTest(unittest.TestCase):
         self.assertEqual(self.saved_as("Résumé 1.pdf")[0], "Résumé 1.pdf")
 
 
+    def test_a_named_prompt_that_is_shorter_than_any_chunk_is_not_saved(self):
+        for n_tokens, saved in ((31, []), (32, [(0, 32)])):
+            made = scheduler(Store())
+            asked = request(n_tokens=n_tokens, kv_transfer_params={"cachegen.context": "greeting"})
+            made.matched_tokens(asked, 0)
+            made.update_after_alloc(asked, blocks(2), 0)
+            saves = made.step(step_of("r", 0, n_tokens, 2)).saves  # which the library refused: an outage
+            self.assertEqual([(save.from_token, save.to_token) for save in saves], saved)
+            self.assertEqual("cachegen.context" in made.finish(asked, []), bool(saved))
+
     def test_a_name_is_confirmed_where_it_is_to_be_published_only(self):
         named = dict(kv_transfer_params={"cachegen.context": "report"})
         for limits, n_computed, key in (

@@ -41,7 +41,7 @@ class SavePlanner:
         from_token, state.saved_to = state.saved_to, to_token
         if is_last and from_token >= to_token:  # only the name is left to publish
             from_token = to_token = n_prompt // unit * unit
-            if state.options.context is None:
+            if state.options.context is None or to_token == 0:  # shorter than any chunk: there is nothing to name
                 return None
         elif from_token >= to_token:
             return None
