@@ -29,6 +29,9 @@ typedef struct cg_cuda_calls {
     int (*get_device_count)(int *n_out);
     int (*get_device)(int *ordinal_out);
     int (*set_device)(int ordinal);
+    /* cudaThreadExchangeStreamCaptureMode(): the thread's calls disturb no stream that another
+     * thread captures. */
+    int (*relax_capture)(void);
     const char *(*get_error_string)(int error);
     int (*get_last_error)(
         void); /* returns the last error and clears it: the engine must not meet ours */

@@ -15,6 +15,11 @@ static int set_device(int ordinal)
 {
     return (int)cudaSetDevice(ordinal);
 }
+static int relax_capture(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    return (int)cudaThreadExchangeStreamCaptureMode(&mode);
+}
 static const char *get_error_string(int error)
 {
     return cudaGetErrorString((cudaError_t)error);
@@ -103,6 +108,7 @@ static int prepare(size_t *shared_bytes_out)
 const cg_cuda_calls cg_cuda_runtime = {.get_device_count = get_device_count,
                                        .get_device = get_device,
                                        .set_device = set_device,
+                                       .relax_capture = relax_capture,
                                        .get_error_string = get_error_string,
                                        .get_last_error = get_last_error,
                                        .malloc = device_malloc,

@@ -325,6 +325,7 @@ void cg_device_close(cg_device *d)
 {
     if (d == NULL)
         return;
+    cg_device_relax(d);
     end_cuda(d);
     free_host(d);
 }

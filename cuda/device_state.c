@@ -27,9 +27,18 @@ void cg_device_leave(cg_device *d, int before)
         d->calls->get_last_error();
 }
 
+void cg_device_relax(cg_device *d)
+{
+    static _Thread_local bool is_relaxed;
+    if (!is_relaxed && d->calls->relax_capture() != 0)
+        d->calls->get_last_error();
+    is_relaxed = true;
+}
+
 cg_status cg_device_use(cg_device *d)
 {
     int before;
+    cg_device_relax(d);
     return cg_device_enter(d, &before);
 }
 

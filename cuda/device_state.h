@@ -133,6 +133,9 @@ void cg_device_leave(cg_device *device, int before);
  * Nothing is restored: a new thread's is device 0, and making that current again, as any call of
  * CUDA with it current, would take hundreds of MiB there for a context. CG_ERR_DEVICE. */
 cg_status cg_device_use(cg_device *device);
+/* On such a thread, once: an engine may capture a graph meanwhile, which calls of other threads
+ * would make invalid (cg_device_use() does so). */
+void cg_device_relax(cg_device *device);
 /* To be called when a call of CUDA, of that name, has failed while work on stream (NULL: none) may
  * be under way. Waits until it no longer is, and returns CG_ERR_DEVICE. Where waiting fails, too,
  * the device is broken from now on. */

@@ -387,6 +387,38 @@ TEST_F(GpuTest, ASaveTakesWhatTheEngineHasEnqueuedAndHoldsItBackUntilItHasThat)
     EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
 }
 
+// Else calls of our threads would make its graph invalid, and those themselves fail.
+TEST_F(GpuTest, AnEngineCapturesAGraphWhileItsSavesAndLoadsGoOn)
+{
+    const Store store(true, spec_2(true, nesting_spec()));
+    const Tokens tokens = prompt(65);
+    {
+        GpuEngine engine(store, LOSSY);
+        cachegen_save *save;
+        cachegen_load *load;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        engine.prefill(tokens);
+        standin().engine_hold(engine.stream);
+        engine.put();
+        ASSERT_EQ(engine.save_start(tokens, 0, 65, true, nullptr, 0, &save), CACHEGEN_OK);
+        standin().capture(true);
+        standin().engine_release(engine.stream);
+        EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+        EXPECT_FALSE(standin().capture(false));
+        const cachegen_hit hit = engine.look_up(tokens);
+        standin().engine_hold(engine.stream);
+        ASSERT_EQ(engine.load_start(0, hit.hit_tokens, &load), CACHEGEN_OK);
+        standin().capture(true);
+        standin().engine_release(engine.stream);
+        EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+        EXPECT_FALSE(standin().capture(false));
+        EXPECT_EQ(p.loaded_tokens, 64u);
+        cachegen_load_free(load);
+        EXPECT_EQ(engine.stats().gpu_errors, 0u);
+    }
+}
+
 // What it enqueues behind a save runs while the copies are made; only what overwrites their blocks
 // must not, and it need not know when they are there.
 TEST_F(GpuTest, OnlyWhatOverwritesABlockWaitsForItsCopyWhereThatIsHeldLater)

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace
@@ -32,7 +33,7 @@ namespace
 }
 
 enum { PAGE = 4096, ALIGN = 256 };
-enum { INVALID_VALUE = 1, NO_MEMORY = 2, NO_DEVICE = 100, ILLEGAL_ADDRESS = 700 };
+enum { INVALID_VALUE = 1, NO_MEMORY = 2, NO_DEVICE = 100, ILLEGAL_ADDRESS = 700, CAPTURED = 900 };
 
 struct Piece { // of memory: its pages, and what lies in them
     char *pages;
@@ -53,6 +54,7 @@ struct World {
     bool call_is_sticky = false, has_failed = false;
     uint64_t contexts = 0; // bit n: device n
     long wait_countdown = 0;
+    bool is_captured = false, is_disturbed = false;
     bool is_hung = false, copies_are_held = false;
     std::condition_variable goes_on;
     std::atomic<int> sticky{0};
@@ -64,6 +66,7 @@ World &world()
     return w;
 }
 thread_local int current_device = 0, last_error = 0;
+thread_local bool is_relaxed = false;
 
 std::atomic<size_t> nice_calls{0};
 bool is_nice()
@@ -84,6 +87,10 @@ int called(int result = 0, bool needs_context = true)
         w.contexts |= uint64_t{1} << current_device;
     if (w.sticky != 0)
         return last_error = w.sticky;
+    if (w.is_captured && !is_relaxed) {
+        w.is_disturbed = true;
+        return last_error = CAPTURED;
+    }
     if (w.call_countdown > 0 && --w.call_countdown == 0) {
         w.has_failed = true;
         if (w.call_is_sticky)
@@ -344,6 +351,11 @@ int set_device(int ordinal)
     current_device = ordinal;
     std::lock_guard<std::mutex> guard(world().lock);
     world().contexts |= uint64_t{1} << ordinal;
+    return 0;
+}
+int relax_capture()
+{
+    is_relaxed = true;
     return 0;
 }
 const char *get_error_string(int error)
@@ -638,6 +650,12 @@ void hold_copies(bool is_so)
     }
     w.goes_on.notify_all();
 }
+bool capture(bool is_so)
+{
+    std::lock_guard<std::mutex> guard(world().lock);
+    world().is_captured = is_so;
+    return std::exchange(world().is_disturbed, false);
+}
 bool hangs()
 {
     std::lock_guard<std::mutex> guard(world().lock);
@@ -804,6 +822,7 @@ const cg_standin CONTROL = {fail_call,
                             n_allocated,
                             set_device_count,
                             n_nice_calls,
+                            capture,
                             n_projected,
                             n_coded,
                             contexts,
@@ -841,6 +860,7 @@ const cg_standin *cg_standin_control()
 const cg_cuda_calls cg_cuda_runtime = {get_device_count,
                                        get_device,
                                        set_device,
+                                       relax_capture,
                                        get_error_string,
                                        get_last_error,
                                        device_malloc,

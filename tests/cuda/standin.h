@@ -43,6 +43,10 @@ struct cg_standin {
     // this was asked. CUDA's locks are the engine's, too.
     size_t (*n_nice_calls)();
 
+    // An engine's thread captures a graph, until this is called with false. Calls of threads that
+    // have not relaxed their mode fail meanwhile; returns whether there were any.
+    bool (*capture)(bool is_so);
+
     size_t (*n_projected)(); // tasks of encoders, ever
     size_t (*n_coded)();     // of these, tasks whose symbols kernels have coded
 
