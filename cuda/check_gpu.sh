@@ -6,7 +6,7 @@
 #        check_gpu.sh --build OUTDIR               only compiles, for sm_80, 90 and 100: needs no GPU
 #        check_gpu.sh --deps                       fills build-deps/, for a machine without libxxhash and GoogleTest
 #
-# Needs this tree, a GPU, nvcc of CUDA 12.1 or later (kernels have more than 4 KB of arguments), cmake 3.25 or later,
+# Needs this tree, a GPU, nvcc of CUDA 12.1 or later (kernels have more than 4 KB of arguments), cmake 3.22 or later,
 # ninja or make, a C++ compiler, compute-sanitizer, and no network. The GPU is the first of CUDA_VISIBLE_DEVICES, an
 # index as nvidia-smi counts or a UUID; else nvidia-smi's first. CUDA is looked for in the PATH, then in CUDA_HOME, else
 # /usr/local/cuda. libxxhash and GoogleTest are the system's (then pkg-config is needed, too), or in the
