@@ -393,7 +393,8 @@ typedef struct cachegen_save_request {
  * says OK with loaded_tokens < to_token. It says the same where only a part fitted into the staging
  * memory. A context then holds the part of the prompt that is stored; if nothing is, there is no
  * context. Where the store does not say whether it has a chunk, a context of that name stays as it
- * was. Errors are counted and reported by poll; they never harm the store.
+ * was. So it does, without an error, while another engine publishes the name for long
+ * (save_timeout_ms). Errors are counted and reported by poll; they never harm the store.
  * CACHEGEN_AGAIN: the memory for such copies (staging_mib, configured) is full; nothing was taken.
  * CACHEGEN_ERR_TIMED_OUT: the store hangs, and the thread that saves with it; nothing was taken. */
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,

@@ -388,13 +388,13 @@ static bool is_same_line(const context *c, size_t index, const char *line, size_
 
 /* Where the chunks begin in the context.json that is there, if it is of our model and profile;
  * else NULL. */
-static const char *find_chunks(const context *c, cg_fingerprint *model_out)
+static char *find_chunks(const context *c, cg_fingerprint *model_out)
 {
     static const char before[] = "\"model_fingerprint\":\"", chunks[] = "\"chunks\":[\n";
     char *want = NULL;
     size_t want_bytes = 0;
     cg_key model;
-    const char *at = c->old_json != NULL ? strstr(c->old_json, before) : NULL;
+    char *at = c->old_json != NULL ? strstr(c->old_json, before) : NULL;
     if (at == NULL || !cg_key_from_hex(at + strlen(before), &model))
         return NULL;
     memcpy(model_out->bytes, model.bytes, sizeof model_out->bytes);
@@ -413,15 +413,16 @@ static const char *find_chunks(const context *c, cg_fingerprint *model_out)
 static void keep_chunks(context *c)
 {
     cg_fingerprint model;
-    const char *line = find_chunks(c, &model);
+    char *line = find_chunks(c, &model);
     bool keeps_some = false;
     c->keeps_profile = line != NULL && c->has_lossy_level;
     for (size_t i = 0; line != NULL && *line == '{' && i < c->n_links; i++) {
-        const char *end = strchr(line, '\n');
+        char *end = strchr(line, '\n');
         cg_chunk_header *h = &c->headers[i];
         if (end == NULL)
             break;
         *h = (cg_chunk_header){.key = c->links[i].key, .model = model};
+        *end = '\0'; /* for a moment: sscanf() looks for the end of the text each time */
         if (sscanf(line,
                    "{\"key\":\"%*32[0-9a-f]\",\"first_position\":%" SCNu32 ",\"n_tokens\":%" SCNu32
                    ",",
@@ -429,6 +430,7 @@ static void keep_chunks(context *c)
             c->kept[i] = (uint64_t)h->first_position + h->n_tokens <= c->n_old_tokens &&
                          is_same_line(c, i, line, (size_t)(end - line) - (end[-1] == ','));
         keeps_some = keeps_some || c->kept[i];
+        *end = '\n';
         line = end + 1;
     }
     for (unsigned level = 0; level < CG_N_LEVELS && keeps_some; level++)
