@@ -18,7 +18,7 @@ static const double MOST_QUEUED_NS = 3600e9; /* an hour: keeps the sum below wit
 static const double DECODE_SLACK = 1.1;      /* on what decoding should take */
 static const double UNTRIED_DOUBT = 10;      /* what a link that was idle may be slower */
 static const double HOPE = 2;                /* the link may become so many times faster */
-static const double QUIET_NS = 50e6;         /* a round trip may take so long */
+static const double QUIET_NS = 50e6;         /* an answer may take so long, and two round trips */
 static const double STALL = 2; /* a link that is quiet for so many times what is under way */
 
 static uint64_t smaller(uint64_t a, uint64_t b)
@@ -169,15 +169,20 @@ static double expected_tokens(const cg_stream_plan *plan, uint64_t now_ns)
     return (double)plan->asked_tokens + (is_told ? (double)plan->expected_tokens : 0);
 }
 
-/* Since when nothing has come although something should. */
+/* For how long nothing has come although something should. What is asked for soon after the last
+ * end is what a link that is busy is always asked for. What is asked for later may follow a read
+ * that hangs, so it has its time. */
 static double quiet_ns(const cg_stream_plan *plan, uint64_t now_ns)
 {
+    const uint64_t soon_ns = cg_stream_add_ns(plan->quiet_since_ns, (uint64_t)QUIET_NS);
     uint64_t since_ns = plan->quiet_since_ns;
     if (plan->window.n_reading == 0)
         return 0;
-    for (uint32_t i = 0; i < plan->window.depth; i++)
-        if (plan->reads[i].id != 0 && plan->reads[i].submitted_ns > since_ns)
-            return 0; /* and what was asked for before is answered soon, or late for all */
+    for (uint32_t i = 0; i < plan->window.depth; i++) {
+        const cg_stream_read *read = &plan->reads[i];
+        if (read->id != 0 && read->submitted_ns > soon_ns && read->submitted_ns > since_ns)
+            since_ns = read->submitted_ns;
+    }
     return now_ns > since_ns ? (double)(now_ns - since_ns) : 0;
 }
 
@@ -187,7 +192,7 @@ double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, u
     const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
     const double bits = 8 * (double)plan->window.bytes_reading;
     *is_bound_out = false;
-    if (quiet <= QUIET_NS || (bps > 0 && quiet * bps < STALL * bits * 1e9))
+    if (quiet <= QUIET_NS + 2 * speeds->latency_ns || (bps > 0 && quiet * bps < STALL * bits * 1e9))
         return bps;
     /* Had the link done more, what is under way would have come. */
     const double most_bps = bits * 1e9 / quiet;

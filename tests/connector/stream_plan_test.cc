@@ -1255,6 +1255,59 @@ TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
     EXPECT_EQ(index, 0u);
 }
 
+// A reader's clock goes on: what it asks for is always a little younger than the last end.
+TEST_F(StreamPlanTest, ALinkThatFallsSilentInMidLoadIsSeenWhateverWasAskedForSince)
+{
+    for (const uint64_t step_ns : {UINT64_C(0), UINT64_C(1000), 5 * MS}) {
+        SCOPED_TRACE(step_ns);
+        Stream stream(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(10e6);
+        speeds.configured_tokens_per_s = 2560; // all in a second
+        stream.s.end_token = 2560;
+        add(&stream);
+        uint64_t now_ns = 0;
+        const auto begin = [&] {
+            while (next(now_ns) != nullptr)
+                now_ns += step_ns;
+        };
+        begin();
+        for (uint64_t id = 1; id <= 3; id++) {
+            ended(id, true, now_ns += MS);
+            now_ns += step_ns;
+            begin();
+        }
+        ASSERT_GT(plan.window.n_reading, 0u);
+        const uint64_t from_ns = now_ns;
+        while (now_ns < 2 * SECOND && cut(now_ns) < 0)
+            now_ns += 5 * MS;
+        EXPECT_GE(now_ns, from_ns + 50 * MS);
+        EXPECT_LE(now_ns, SECOND) << "recomputing can be in time";
+    }
+}
+
+// What is asked for long after the last end follows a read that hangs, and has its time.
+TEST_F(StreamPlanTest, AReadThatHangsMakesNoLinkSilentForThoseThatFollow)
+{
+    for (const double latency_ms : {0.0, 100.0}) {
+        Stream first(1, 100 * SECOND, CG_L3), second(1, 100 * SECOND, CG_L3);
+        start(16, 1000000 * KB);
+        link(10e6);
+        speeds.latency_ns = latency_ms * 1e6;
+        add(&first);
+        ASSERT_GT(begin_all(), 0u);
+        add(&second);
+        const uint64_t asked_ns = SECOND;
+        ASSERT_GT(begin_all(asked_ns), 0u);
+        const uint64_t answer_ns = asked_ns + static_cast<uint64_t>(latency_ms * 1e6) + 50 * MS;
+        bool is_bound;
+        cg_stream_link_bps(&plan, &speeds, answer_ns, &is_bound);
+        EXPECT_FALSE(is_bound) << latency_ms;
+        cg_stream_link_bps(&plan, &speeds, answer_ns + 200 * MS, &is_bound);
+        EXPECT_TRUE(is_bound) << latency_ms;
+    }
+}
+
 TEST_F(StreamPlanTest, WhatHangsOfALoadThatEndsEarlyIsGivenUpAtItsEnd)
 {
     Stream stream(10, 2 * SECOND);

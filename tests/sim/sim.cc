@@ -14,7 +14,7 @@ namespace cg_sim
 
 static const double NEVER_S = std::numeric_limits<double>::infinity();
 static const double PAUSE_S = 2; // between the rounds
-enum { DEPTH = 16, RAW = CG_N_LEVELS };
+enum { DEPTH = 16, RAW = CG_N_LEVELS, SUBMIT_NS = 1000 };
 
 // 30 layers, 3 KV heads of 64. Bits as once measured (chunks of version 5). Decoding,
 // in tokens a second, stated: some 0.75 of what two cores do with AVX-512 VNNI (results/README.md,
@@ -303,7 +303,9 @@ class Run
                 decoding_.push_back({stream, index, decoder_free_s_});
                 goes_on = true;
             }
-            const cg_stream_read *read = cg_stream_next_read(&plan_, &speeds_, now_ns());
+            /* A real clock goes on between an end and what is asked for then. */
+            const cg_stream_read *read =
+                cg_stream_next_read(&plan_, &speeds_, now_ns() + SUBMIT_NS);
             goes_on = goes_on || plan_.must_free_bytes > 0;
             if (read != nullptr) {
                 reads_.push_back(
