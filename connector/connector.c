@@ -544,7 +544,7 @@ void cachegen_report_load(cachegen *c, uint32_t from_token, const cachegen_progr
                                                   .memory_bytes = p.bytes_from_memory,
                                                   .ns = p.read_ns,
                                                   .memory_ns = p.memory_ns},
-                              cg_now_ns());
+                              speeds->latency_ns, cg_now_ns());
     cg_runtime_speeds_end(rt);
     if (p.loaded_tokens > from_token && p.decode_ns > 0) {
         /* A host of before chunks_at, or that does not fill it, tells one level. */

@@ -8,7 +8,8 @@ static const double CHANGE_FACTOR = 2.0;
 static const uint64_t OLD_NS = UINT64_C(30000000000); /* it says nothing of the link now */
 static const double HALF_LIFE_NS = 10e9; /* a sample this much older than the newest counts half */
 
-/* A sample has so many bytes or took so long: less says more of round trips than of the link. */
+/* A sample has so many bytes or took so long, and two round trips: less says more of those than of
+ * the link. */
 static const double SAMPLE_BYTES = 64 << 10, SAMPLE_NS = 50e6;
 /* Faster than this, and sooner than a network and a server can answer: the page cache. Of a store
  * that is known to be far, a small range that comes in half of its latency did not come from there.
@@ -18,6 +19,7 @@ static const double MEMORY_BPS = 4e9, MEMORY_NS = 1e6, FAR_MEMORY_NS = 5e6;
 static const double HANG_NS = 100e6, HANG_FACTOR = 2;
 static const double PRIOR_DOUBT = 8;   /* what was only told may be so many times off */
 static const double HOPE = 2;          /* what was measured may become so many times more */
+static const double TRIPS = 1.5;       /* what takes less than so many is little but one */
 static const double MEMORY_KEEP = 0.8; /* of the mean, beside a new measurement */
 
 void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps)
@@ -25,6 +27,17 @@ void cg_estimator_init(cg_estimator *e, cg_estimator_kind kind, double prior_bps
     memset(e, 0, sizeof *e);
     e->kind = kind;
     e->prior_bps = prior_bps;
+}
+
+static double least_sample_ns(double latency_ns)
+{
+    return SAMPLE_NS + 2 * latency_ns;
+}
+
+/* Whether there is an estimate that a small read can be compared with. */
+static bool has_estimate(const cg_estimator *e)
+{
+    return e->n_samples > 0 || e->prior_bps > 0;
 }
 
 static double sample_bps(const cg_link_sample *sample)
@@ -119,7 +132,8 @@ static double mix(double mean, double bps)
     return mean > 0 ? MEMORY_KEEP * mean + (1 - MEMORY_KEEP) * bps : bps;
 }
 
-void cg_estimator_add_load(cg_estimator *e, const cg_reported_load *load, uint64_t at_ns)
+void cg_estimator_add_load(cg_estimator *e, const cg_reported_load *load, double latency_ns,
+                           uint64_t at_ns)
 {
     const double bytes = (double)load->bytes - (double)load->memory_bytes,
                  ns = (double)load->ns - (double)load->memory_ns;
@@ -129,8 +143,8 @@ void cg_estimator_add_load(cg_estimator *e, const cg_reported_load *load, uint64
         e->generation++;
     }
     /* So little is a round trip rather than the link, unless it was faster than the estimate. */
-    const bool says_little = bytes < SAMPLE_BYTES && ns < SAMPLE_NS && e->n_samples > 0 &&
-                             bytes * 8e9 < cg_estimator_bps(e) * ns;
+    const bool says_little = bytes < SAMPLE_BYTES && ns < least_sample_ns(latency_ns) &&
+                             has_estimate(e) && bytes * 8e9 < cg_estimator_bps(e) * ns;
     if (bytes > 0 && ns > 0 && !says_little)
         add_sample(e, bytes, ns, at_ns);
 }
@@ -165,6 +179,18 @@ double cg_estimator_low_bps(const cg_estimator *e, uint64_t now_ns)
 double cg_estimator_hope(const cg_estimator *e)
 {
     return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
+}
+
+double cg_estimator_without_trip(const cg_estimator *e, double latency_ns)
+{
+    if (e->n_samples == 0 || latency_ns < CG_FAR_NS)
+        return 1;
+    const cg_link_sample *last = &e->samples[e->n_samples - 1];
+    /* Less than a round trip: the store is not as far as it was once. */
+    if (last->ns < latency_ns / TRIPS || last->ns >= TRIPS * latency_ns)
+        return 1;
+    const double ns = fmax(last->ns - latency_ns, last->ns / PRIOR_DOUBT);
+    return fmin(fmax(last->bytes * 8e9 / ns / cg_estimator_bps(e), 1), PRIOR_DOUBT);
 }
 
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
@@ -262,10 +288,10 @@ static void take_sample(cg_link_meter *meter, uint64_t now_ns, cg_estimator *e)
     meter->n_least = meter->n_reading;
 }
 
-static int is_sample(const cg_link_meter *meter)
+static int is_sample(const cg_link_meter *meter, double latency_ns)
 {
     return meter->n_ended >= meter->n_least &&
-           (meter->bytes >= SAMPLE_BYTES || meter->ns >= SAMPLE_NS);
+           (meter->bytes >= SAMPLE_BYTES || meter->ns >= least_sample_ns(latency_ns));
 }
 
 /* The time that bytes take by the estimate, most_ns at most. */
@@ -302,12 +328,12 @@ double cg_link_meter_end(cg_link_meter *meter, cg_link_mark mark, uint64_t bytes
             set_aside(meter, begun_ns, (double)bytes, n_before, now_ns);
     }
     meter->n_ended++;
-    if (is_sample(meter))
+    if (is_sample(meter, latency_ns))
         take_sample(meter, now_ns, e);
     if (meter->n_reading > 0)
         return share_ns;
     /* The link falls idle with less than a sample: it is at least so fast. */
-    if (meter->bytes * 8e9 < cg_estimator_bps(e) * meter->ns && e->n_samples > 0)
+    if (meter->bytes * 8e9 < cg_estimator_bps(e) * meter->ns && has_estimate(e))
         meter->bytes = meter->ns = 0;
     take_sample(meter, now_ns, e);
     return share_ns;

@@ -61,8 +61,9 @@ typedef struct cg_reported_load {
     uint64_t bytes, memory_bytes, ns, memory_ns;
 } cg_reported_load;
 /* Learns of it. A small one that was slower than the estimate is left out, as cg_link_meter_end()
- * does. */
-void cg_estimator_add_load(cg_estimator *estimator, const cg_reported_load *load, uint64_t at_ns);
+ * does, with that latency. */
+void cg_estimator_add_load(cg_estimator *estimator, const cg_reported_load *load, double latency_ns,
+                           uint64_t at_ns);
 /* Bits a second; 0: unknown. Where every read came from memory it is the memory's speed. */
 double cg_estimator_bps(const cg_estimator *estimator);
 /* Of the last sample alone, whatever the kind. */
@@ -73,6 +74,10 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
+/* Where the last sample is little but a round trip to a far store, as at the start of a load over a
+ * fast link that is not known: how many times the estimate it says without that, eight at most.
+ * Else 1. latency_ns: until the store answers a question. */
+double cg_estimator_without_trip(const cg_estimator *estimator, double latency_ns);
 
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A
  * whole window of samples is old after half a minute. Fewer are old sooner, after a twentieth of
@@ -95,8 +100,8 @@ uint32_t cg_estimator_doubt_prior(cg_estimator *estimator, uint64_t now_ns);
  * and the last get more. That cancels out over as many reads as were under way at once, so a sample
  * has at least so many.
  * Left out: what came from the page cache, faster than a link could, or sooner than a far store
- * answers; and a small read that had the
- * link to itself and was slower than the estimate, for that was a round trip rather than the link.
+ * answers; and a small read that had the link to itself and was slower than the estimate, or than
+ * what holds before the first sample, for that was a round trip rather than the link.
  * A read that hangs gets nothing of the link, so it gets no share either: it is set aside when it
  * is old and reads that began after it have brought more than twice what would have been its part
  * meanwhile. If it comes all the same, its bytes count, with the share that it had until then, but

@@ -60,6 +60,12 @@ double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n
            speeds->n_threads;
 }
 
+double cg_speeds_link_bps(const cg_speeds *speeds)
+{
+    return cg_estimator_bps(&speeds->link) *
+           cg_estimator_without_trip(&speeds->link, speeds->latency_ns);
+}
+
 cg_prefill_speed cg_speeds_recompute(const cg_speeds *speeds)
 {
     const cg_prefill_speed configured = {speeds->configured_tokens_per_s,

@@ -47,6 +47,9 @@ void cg_speeds_decode(const cg_speeds *speeds, double ns_per_token_out[CG_N_LEVE
  * level, or else guessed from its coded bytes. */
 double cg_speeds_decode_chunk(const cg_speeds *speeds, uint8_t level, uint32_t n_tokens,
                               uint64_t bytes);
+/* The link's speed for a look-up to decide by; 0: unknown. Where all that was seen of it are round
+ * trips it is what they say without them: only a load can tell, and can be cut short. */
+double cg_speeds_link_bps(const cg_speeds *speeds);
 /* Of prefill, as configured or else as measured. */
 cg_prefill_speed cg_speeds_recompute(const cg_speeds *speeds);
 

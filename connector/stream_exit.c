@@ -227,6 +227,7 @@ typedef struct outlook {
     bool is_known;    /* so it is, or it was measured */
     double hope;      /* without a budget to meet, how many times faster the link may become; 0: not
                          measured */
+    double trip_hope; /* cg_estimator_without_trip() */
     double engine_ns; /* until the engine has computed what it has, and what streams have lost */
     uint64_t now_ns;
 } outlook;
@@ -318,7 +319,8 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
     const cut here = best_cut(stream, o->speeds, o->link_bps, before, engine_ns, &all_ns);
     const cut safe = best_cut(stream, o->speeds, o->low_bps, before, engine_ns, &feared_ns);
     const double hope = has_budget || !(o->hope > 0) ? HOPE : o->hope;
-    best_cut(stream, o->speeds, hope * o->link_bps, before, engine_ns, &hoped_ns);
+    best_cut(stream, o->speeds, later(hope, o->trip_hope) * o->link_bps, before, engine_ns,
+             &hoped_ns);
     *index_out = here.index;
     const double gain_ns = all_ns - here.ns;
     const bool pays = here.ns < EXIT_GAIN * hoped_ns;
@@ -379,6 +381,9 @@ static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uin
     o.is_silent = is_bound;
     o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
     o.hope = o.is_known ? SOME_HOPE : speeds->link.n_samples > 0 ? GREAT_HOPE : 0;
+    o.trip_hope = is_bound ? 1 : cg_estimator_without_trip(&speeds->link, speeds->latency_ns);
+    /* Samples that are little but round trips say no more than that nothing is known. */
+    o.low_bps = later(o.low_bps, o.trip_hope > 1 ? o.trip_hope * o.link_bps / UNKNOWN_DOUBT : 0);
     if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
         o.low_bps = o.link_bps / UNKNOWN_DOUBT;
     return o;

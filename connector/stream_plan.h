@@ -21,21 +21,24 @@
  * again after a sample that is as fast as before, after two samples of any speed, or after two
  * reads from memory. Until then every chunk is read coarse first, and of what need not arrive no
  * more than 128 KiB is under way; levels in files of their own are chosen as for a link ten times
- * slower. While the link's speed is unknown, ranges under way are of different files. A near store
- * may have a slow link. There the first range of a file is read alone: reading it opens the file,
- * and each opening may make a network file system forget what it has cached of it. The first range
- * of a chunk whose sizes are guessed is read alone, too; it is half of what the coarsest level is
- * thought to have, or the header where a file has not even that.
+ * slower. While the link's speed is unknown, ranges under way are of different files and of 16 KiB,
+ * or for a far store of a page for each millisecond until it answers, 128 KiB at most: less would
+ * be measured as round trips. A near store may have a slow link. There the first range of a file is
+ * read alone: reading it opens the file, and each opening may make a network file system forget
+ * what it has cached of it. The first range of a chunk whose sizes are guessed is read alone, too;
+ * it is half of what the coarsest level is thought to have, or the header where a file has not even
+ * that.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
- * that chunk on. What others have to read and to decode before it counts, and what the engine has
- * to compute before. Loads that end while the engine computes wait for their first tokens until
- * that is done. Where recomputing is late, too, it must also gain more than it costs them, and none
- * of them may be late by it that is in time; where it is in time itself, only one may. What a link
- * that has fallen silent still has to bring at the deadline is given up, too, unless the engine is
- * busy anyway.
+ * that chunk on. As long as what was measured of a far store is little but round trips, its link
+ * may be as fast as it is without them. What others have to read and to decode before it counts,
+ * and what the engine has to compute before. Loads that end while the engine computes wait for
+ * their first tokens until that is done. Where recomputing is late, too, it must also gain more
+ * than it costs them, and none of them may be late by it that is in time; where it is in time
+ * itself, only one may. What a link that has fallen silent still has to bring at the deadline is
+ * given up, too, unless the engine is busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
  * 7. A stream ends at a time of its own. While bytes arrive, and giving it up costs it and the

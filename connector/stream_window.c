@@ -14,7 +14,8 @@ enum {
     LEAST_FAR_RANGE = CG_STREAM_PAGE_BYTES, /* of a file that is open: the first chunk is there
                                                sooner */
     RANGE = 1 << 20,
-    FIRST_RANGE = 16 << 10,   /* while nothing was measured of the link */
+    FIRST_RANGE = 16 << 10,   /* while nothing was measured of the link, */
+    FIRST_FAR_PAGES = 32,     /* or of a far store a page for each millisecond of its latency */
     IDLE_MS = 500,            /* a link that was idle for so long may have become another one: */
     FIRST_WINDOW = 128 << 10, /* so much is under way then, and twice as much as came since */
 };
@@ -44,6 +45,15 @@ double cg_stream_full_window(const cg_speeds *speeds, double link_bps, uint64_t 
     const double chunks = WINDOW_CHUNKS * (double)chunk_bytes, busy = busy_bytes(speeds, link_bps);
     const double bytes = chunks > busy ? chunks : busy;
     return !is_far(speeds) || bytes > most ? most : bytes;
+}
+
+/* While nothing was measured of the link. Over a long one what little is under way is a sample of
+ * round trips alone. */
+static uint64_t first_range(const cg_speeds *speeds)
+{
+    const double pages = fmin(speeds->latency_ns / 1e6, FIRST_FAR_PAGES);
+    const uint64_t bytes = (uint64_t)pages * CG_STREAM_PAGE_BYTES;
+    return bytes > FIRST_RANGE ? bytes : FIRST_RANGE;
 }
 
 double cg_stream_measured_bps(const cg_speeds *speeds)
@@ -170,7 +180,7 @@ uint64_t cg_stream_range_bytes(const cg_stream_window *w, const cg_stream *strea
     if (cg_stream_is_papers(stream))
         return UINT64_MAX / 2;
     if (!(link_bps > 0))
-        return stream->has_fixed_level ? RANGE : FIRST_RANGE;
+        return stream->has_fixed_level ? RANGE : first_range(speeds);
     double bytes = RANGE;
     const double most = link_bps / 8 * RANGE_MS / 1000;
     /* A chunk of one level is of use only whole. */

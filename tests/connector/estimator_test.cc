@@ -373,6 +373,58 @@ TEST_F(EstimatorTest, ASmallTailOverARoundTripSaysNothingOfTheLink)
     EXPECT_NEAR(mbps() / before, 1, 0.1);
 }
 
+// However long the round trip is.
+TEST_F(EstimatorTest, OfAFarStoreASmallTailAloneIsNoSample)
+{
+    for (const uint64_t round_trip_ns : {20 * MS, 60 * MS, 150 * MS})
+        for (const bool is_measured : {true, false}) {
+            SCOPED_TRACE(testing::Message() << round_trip_ns << (is_measured ? "" : ", a prior"));
+            start(CG_ESTIMATOR_HARMONIC);
+            if (is_measured)
+                cg_estimator_add(&e, 125 << 20, SECOND, 0);
+            else
+                e.prior_bps = 1e9;
+            const double before = mbps();
+            cg_link_meter meter = {};
+            for (uint64_t now_ns = SECOND; now_ns < 10 * SECOND; now_ns += SECOND) {
+                const cg_link_mark mark = cg_link_meter_begin(&meter, 9000, now_ns);
+                cg_link_meter_end(&meter, mark, 9000, now_ns, now_ns + round_trip_ns + MS,
+                                  static_cast<double>(round_trip_ns), &e);
+            }
+            EXPECT_EQ(mbps(), before);
+            const cg_reported_load tail = {9000, 0, round_trip_ns + MS, 0};
+            cg_estimator_add_load(&e, &tail, static_cast<double>(round_trip_ns), 10 * SECOND);
+            EXPECT_EQ(mbps(), before) << "nor if another process tells of it";
+        }
+}
+
+TEST_F(EstimatorTest, ASampleThatIsLittleButARoundTripMayBeOfAMuchFasterLink)
+{
+    const struct {
+        const char *what;
+        uint64_t bytes, took_ns, latency_ns;
+        double want;
+    } cases[] = {
+        {"near", 64 << 10, 2 * MS, 2 * MS, 1},
+        {"a round trip and no more", 64 << 10, 60 * MS, 60 * MS, 8},
+        {"a fifth of it is the link's", 64 << 10, 75 * MS, 60 * MS, 5},
+        {"half of it is the link's", 64 << 10, 120 * MS, 60 * MS, 1},
+        {"it is nearer than it was", 64 << 10, 20 * MS, 60 * MS, 1},
+    };
+    for (const auto &c : cases) {
+        start(CG_ESTIMATOR_HARMONIC);
+        const double latency_ns = static_cast<double>(c.latency_ns);
+        EXPECT_EQ(cg_estimator_without_trip(&e, latency_ns), 1) << c.what;
+        cg_estimator_add(&e, c.bytes, c.took_ns, 0);
+        EXPECT_NEAR(cg_estimator_without_trip(&e, latency_ns), c.want, 1e-6) << c.what;
+    }
+    start(CG_ESTIMATOR_HARMONIC); // beside what is known it is at least as fast as that
+    for (int i = 0; i < 20; i++)
+        cg_estimator_add(&e, 125 << 20, SECOND, 0);
+    cg_estimator_add(&e, 64 << 10, 60 * MS, 0);
+    EXPECT_EQ(cg_estimator_without_trip(&e, 60e6), 1);
+}
+
 TEST_F(EstimatorTest, AfterManyReadsAtOnceASlowLinkIsStillSeen)
 {
     Link fast(100, false, 0, &e);
@@ -441,7 +493,7 @@ TEST_F(EstimatorTest, ALoadThatAnotherProcessReportsIsJudgedAsItsReadsAre)
     constexpr uint64_t MIB = 1 << 20, MIB_NS = 8388608; // at 1,000 Mbit/s
     const auto report = [&](int n, const cg_reported_load &load, uint64_t at_ns) {
         for (int i = 0; i < n; i++)
-            cg_estimator_add_load(&e, &load, at_ns);
+            cg_estimator_add_load(&e, &load, 0, at_ns);
     };
     report(20, {MIB, 0, MIB_NS, 0}, 0);
     EXPECT_NEAR(mbps(), 1000, 1);

@@ -146,6 +146,65 @@ class StreamPlanTest : public testing::Test
         EXPECT_EQ(plan.bytes_held + plan.window.bytes_reading + plan.bytes_decoding, 0u) << text;
         return text;
     }
+    // A load to its end, or until it is given up, over a link that serves reads in order, each a
+    // round trip after its turn; the first n_cached chunks come from the page cache.
+    struct Loaded {
+        bool is_given_up = false;
+        uint64_t floors_ns = 0, most_under_way = 0;
+    };
+    Loaded load(Stream *stream, double mbps, double round_trip_ms, uint32_t n_cached = 0)
+    {
+        struct Read {
+            uint64_t id, ends_ns;
+        };
+        Loaded loaded;
+        std::vector<Read> reads;
+        uint64_t now_ns = 0, link_free_ns = 0;
+        uint32_t index;
+        const auto begin = [&] {
+            while (const cg_stream_read *read = next(now_ns)) {
+                const double link_ns = static_cast<double>(read->bytes) * 8e3 / mbps;
+                const bool is_cached = read->chunk_index < n_cached;
+                if (!is_cached)
+                    link_free_ns = std::max(link_free_ns, now_ns) + static_cast<uint64_t>(link_ns);
+                reads.push_back({read->id, is_cached ? now_ns + 60000
+                                                     : link_free_ns + static_cast<uint64_t>(
+                                                                          round_trip_ms * 1e6)});
+                loaded.most_under_way =
+                    std::max<uint64_t>(loaded.most_under_way, plan.window.bytes_reading);
+                now_ns += 1000;
+            }
+        };
+        cg_stream_set_end(&stream->s, &speeds, 0);
+        add(stream);
+        while (!cg_stream_is_settled(&stream->s) && now_ns < 60 * SECOND) {
+            loaded.is_given_up = cg_stream_overdue(&plan, &speeds, now_ns) != nullptr ||
+                                 cg_stream_hopeless(&plan, &speeds, now_ns, &index) != nullptr;
+            if (loaded.is_given_up)
+                break;
+            begin();
+            for (int i; (i = decode(now_ns)) >= 0; begin())
+                cg_stream_decode_ended(&plan, &stream->s, static_cast<uint32_t>(i), true);
+            if (loaded.floors_ns == 0 && cg_stream_has_all(&stream->s))
+                loaded.floors_ns = now_ns;
+            const auto first =
+                std::min_element(reads.begin(), reads.end(), [](const Read &a, const Read &b) {
+                    return a.ends_ns < b.ends_ns;
+                });
+            const uint64_t wake_ns = std::max(cg_stream_wake_ns(&plan), now_ns + 1000);
+            if (first == reads.end() || first->ends_ns > wake_ns) {
+                now_ns = wake_ns;
+                continue;
+            }
+            now_ns = std::max(now_ns, first->ends_ns);
+            ended(first->id, true, now_ns);
+            reads.erase(first);
+        }
+        cg_stream_plan_remove(&plan, &stream->s);
+        for (const Read &read : reads)
+            ended(read.id, false, now_ns);
+        return loaded;
+    }
     cg_stream_plan plan = {};
     cg_speeds speeds = {};
 };
@@ -1305,6 +1364,69 @@ TEST_F(StreamPlanTest, AReadThatHangsMakesNoLinkSilentForThoseThatFollow)
         EXPECT_FALSE(is_bound) << latency_ms;
         cg_stream_link_bps(&plan, &speeds, answer_ns + 200 * MS, &is_bound);
         EXPECT_TRUE(is_bound) << latency_ms;
+    }
+}
+
+// So little is under way at first that the first samples are round trips.
+TEST_F(StreamPlanTest, OverAFarFastLinkThatIsNotKnownNoLoadIsGivenUp)
+{
+    const struct {
+        double round_trip_ms, mbps;
+        uint32_t n_chunks;
+        uint64_t l3_bytes;
+        double tokens_per_s;
+        uint64_t budget_ms;
+    } cases[] = {
+        {60, 1000, 40, 426 * KB, 8000, 2000},     {100, 1000, 40, 426 * KB, 8000, 2000},
+        {20, 1000, 128, 426 * KB, 20000, 2000},   {20, 1000, 512, 426 * KB, 30000, 5000},
+        {20, 10000, 128, 1066 * KB, 10000, 2000}, {40, 1000, 40, 426 * KB, 8000, 1000},
+        {40, 1000, 20, 426 * KB, 8000, 500},      {150, 1000, 60, 75 * KB, 20000, 2000},
+    };
+    for (const auto &c : cases)
+        for (const double prior_bps : {0.0, 1e9}) {
+            SCOPED_TRACE(testing::Message()
+                         << c.round_trip_ms << " ms, " << c.mbps << " Mbit/s, " << c.n_chunks
+                         << " of " << c.l3_bytes << " bytes, prior " << prior_bps);
+            Stream stream(c.n_chunks, c.budget_ms * MS);
+            for (uint32_t i = 0; i < c.n_chunks; i++) {
+                const uint64_t bytes[] = {0, 6 * c.l3_bytes, 3 * c.l3_bytes, c.l3_bytes};
+                std::copy(std::begin(bytes), std::end(bytes), stream.s.sizes[i].bytes);
+            }
+            stream.s.end_token = 256 * c.n_chunks;
+            start(16, 1000000 * KB);
+            link(0);
+            speeds.link.prior_bps = prior_bps;
+            for (double &ns : speeds.decode_thread_ns)
+                ns = 1e5 / 256;
+            speeds.latency_ns = c.round_trip_ms * 1e6;
+            speeds.configured_tokens_per_s = c.tokens_per_s;
+            EXPECT_FALSE(load(&stream, c.mbps, c.round_trip_ms).is_given_up);
+            // Nor does the next look-up go by it.
+            EXPECT_GE(cg_speeds_link_bps(&speeds), 2 * 8e3 * static_cast<double>(c.l3_bytes) *
+                                                       c.n_chunks /
+                                                       static_cast<double>(c.budget_ms));
+        }
+}
+
+TEST_F(StreamPlanTest, WhileNothingIsKnownOfAFarLinkRangesAreAsLargeAsItIsFar)
+{
+    const struct {
+        double latency_ms;
+        uint64_t range;
+    } cases[] = {{0, 16 * KIB}, {2, 16 * KIB}, {10, 40 * KIB}, {32, 128 * KIB}, {500, 128 * KIB}};
+    for (const auto &c : cases) {
+        Stream stream(10);
+        for (uint32_t i = 0; i < 10; i++)
+            for (uint32_t l = CG_L1; l < CG_N_LEVELS; l++)
+                stream.s.sizes[i].bytes[l] = 16384 * KIB >> l;
+        start(16, 1000000 * KB);
+        link(0);
+        speeds.latency_ns = c.latency_ms * 1e6;
+        add(&stream);
+        EXPECT_EQ(begin_all(), 4u);
+        for (uint32_t i = 0; i < 4; i++)
+            EXPECT_NEAR(static_cast<double>(plan.reads[i].bytes), static_cast<double>(c.range),
+                        8192);
     }
 }
 

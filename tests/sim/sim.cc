@@ -200,7 +200,7 @@ class Run
         input.chunks = sizes.data();
         input.n_chunks = n;
         input.budget_ns = to_ns(setup_.budget_s);
-        input.link_bps = cg_estimator_bps(&speeds_.link);
+        input.link_bps = cg_speeds_link_bps(&speeds_);
         input.link_hope = cg_estimator_hope(&speeds_.link);
         const cg_wanted wanted = cg_stream_wanted(&plan_);
         input.queued_bytes = wanted.bytes;
@@ -213,7 +213,7 @@ class Run
         std::vector<uint8_t> levels(n);
         cg_controller_decision decision = cg_controller_decide(&input, levels.data());
         if (decision.n_load == 0 && cg_estimator_forget_old(&speeds_.link, now_ns())) {
-            input.link_bps = cg_estimator_bps(&speeds_.link);
+            input.link_bps = cg_speeds_link_bps(&speeds_);
             input.link_hope = cg_estimator_hope(&speeds_.link);
             decision = cg_controller_decide(&input, levels.data());
         }
