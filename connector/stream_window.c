@@ -18,6 +18,8 @@ enum {
     FIRST_FAR_PAGES = 32,     /* or of a far store a page for each millisecond of its latency */
     IDLE_MS = 500,            /* a link that was idle for so long may have become another one: */
     FIRST_WINDOW = 128 << 10, /* so much is under way then, and twice as much as came since */
+    SURE_SAMPLES = 3,
+    MEMORY_WINDOW = 512 << 10, /* while all came from memory: gigabytes a second of that */
 };
 
 static bool is_far(const cg_speeds *speeds)
@@ -61,6 +63,14 @@ double cg_stream_measured_bps(const cg_speeds *speeds)
     if (speeds->link.n_samples == 0)
         return speeds->link.memory_bps;
     return cg_estimator_bps(&speeds->link);
+}
+
+/* Whether what is known is of memory, or may be: few samples, and small reads from there are some.
+ */
+static bool is_all_memory(const cg_speeds *speeds)
+{
+    const cg_estimator *link = &speeds->link;
+    return link->n_samples == 0 || (link->memory_bps > 0 && link->n_added < SURE_SAMPLES);
 }
 
 void cg_stream_window_note_idle(cg_stream_window *w, const cg_speeds *speeds, uint64_t alive_ns,
@@ -124,15 +134,23 @@ double cg_stream_window_read_ended(cg_stream_window *w, cg_speeds *speeds, cg_li
     return link_ns;
 }
 
+/* Whether its levels may yet be others when the link is known. */
+static bool chooses_levels(const cg_stream *stream)
+{
+    return !stream->has_fixed_level && !cg_stream_is_papers(stream);
+}
+
 /* The window of a stream's reads: of the next of a chunk's. */
 static double window_bytes(const cg_stream_window *w, const cg_stream *stream, uint32_t index,
                            const cg_speeds *speeds, double link_bps)
 {
     const uint8_t level = cg_stream_must_level(stream, index);
     const uint64_t must_bytes = stream->sizes[index].bytes[level];
-    const double window = cg_stream_is_papers(stream)
-                              ? most_window_bytes(speeds, link_bps)
-                              : cg_stream_full_window(speeds, link_bps, must_bytes);
+    double window = cg_stream_is_papers(stream)
+                        ? most_window_bytes(speeds, link_bps)
+                        : cg_stream_full_window(speeds, link_bps, must_bytes);
+    if (chooses_levels(stream) && is_all_memory(speeds) && window > MEMORY_WINDOW)
+        window = MEMORY_WINDOW;
     if (!cg_stream_is_anytime(stream))
         return window;
     /* A link that is slower now brings what is under way before all that will be asked for. Where
@@ -189,7 +207,7 @@ uint64_t cg_stream_range_bytes(const cg_stream_window *w, const cg_stream *strea
     const double window = window_bytes(w, stream, index, speeds, link_bps);
     if (is_far(speeds))
         bytes = far_range(w, window, bytes);
-    else if (cg_stream_is_anytime(stream) && bytes > window / MIN_READS)
+    else if ((cg_stream_is_anytime(stream) || is_all_memory(speeds)) && bytes > window / MIN_READS)
         bytes = window / MIN_READS; /* or those few that there are in any case would be more */
     if (bytes >= RANGE)
         return RANGE;
