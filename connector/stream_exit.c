@@ -393,9 +393,13 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
                               uint32_t *chunk_index_out)
 {
     bool any = false;
+    /* Of many chunks it takes a while, with the owner's lock. */
+    if (now_ns < plan->check_ns && now_ns < plan->checked_ns + cg_stream_stands_ns(plan))
+        return NULL;
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         any = any || may_be_cut(stream);
     plan->check_ns = UINT64_MAX;
+    plan->checked_ns = now_ns;
     if (!any || !(cg_speeds_recompute(speeds).tokens_per_s > 0))
         return NULL;
     const outlook o = look_out(plan, speeds, now_ns);
@@ -413,6 +417,7 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
         if (o.link_bps > 0 && should_cut(stream, &o, here, chunk_index_out) &&
             *chunk_index_out < stream->first_failed) {
             plan->is_stale = true;
+            plan->check_ns = 0; /* others may be next */
             return stream;
         }
     }

@@ -30,7 +30,8 @@ const cg_stream_read *cg_stream_give_up(cg_stream_plan *plan, uint64_t now_ns);
  * put off before it. */
 cg_stream *cg_stream_overdue(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 /* A stream that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
- * none. The caller fails it there. */
+ * none. The caller fails it there. Of many chunks nothing is looked at anew as long as a plan of
+ * them stands, unless check_ns is due or a stream came. */
 cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                               uint32_t *chunk_index_out);
 /* How many streams are not settled yet, and what is still to come until all have their floors. */

@@ -426,9 +426,11 @@ static double fill_items(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t
 
 /* Loads wait for each other's planning. How long one plan takes is bounded by
  * CG_EXTENTS_MOST_REFINED, but for a few passes over all chunks. */
-static uint64_t stands_ns(const cg_stream_plan *plan)
+uint64_t cg_stream_stands_ns(const cg_stream_plan *plan)
 {
     const size_t n_more = plan->n_items > MOST_ITEMS ? plan->n_items - MOST_ITEMS : 0;
+    if (plan->n_items <= MANY_ITEMS)
+        return 0;
     return (1 + n_more / STANDS_ITEMS) * STANDS_MS * UINT64_C(1000000);
 }
 
@@ -450,8 +452,8 @@ static bool plan_stands(const cg_stream_plan *plan, uint64_t now_ns)
         return false;
     if (!plan->is_stale)
         return true;
-    return plan->n_items > MANY_ITEMS && !has_run_out(plan) && !plan->has_others &&
-           now_ns < plan->planned_at_ns + stands_ns(plan);
+    return !has_run_out(plan) && !plan->has_others &&
+           now_ns < plan->planned_at_ns + cg_stream_stands_ns(plan);
 }
 
 /* What must arrive of expected streams, as of those that are planned. */

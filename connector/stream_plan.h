@@ -99,7 +99,8 @@ typedef struct cg_stream_plan {
     uint64_t alive_ns;          /* bytes arrived, or it was idle, and not because reads failed */
     uint64_t patience_ns;       /* for so long nothing may arrive of what is under way */
     bool has_failed;            /* the read that ended last */
-    uint64_t check_ns;          /* when to look again at what may be hopeless */
+    uint64_t check_ns;          /* when to look again at what may be hopeless, */
+    uint64_t checked_ns;        /* and when it was looked at last */
     uint64_t must_free_bytes;   /* by decoding what has arrived: the memory is needed */
     uint64_t asked_tokens;      /* of prompts that the owner looks up */
     uint64_t expected_tokens;   /* that others look up, as the owner was told; */
@@ -182,6 +183,8 @@ double cg_stream_rest_ns(const cg_stream *stream, uint32_t chunk_index, const cg
 double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds);
 /* When a load must be done: by its deadline, less cg_stream_lost_ns(). */
 uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);
+/* How long a plan of many chunks stands although something has changed, in ns; 0: it does not. */
+uint64_t cg_stream_stands_ns(const cg_stream_plan *plan);
 /* When to ask this plan and connector/stream_exit.h again even if nothing ends before; UINT64_MAX:
  * never. */
 uint64_t cg_stream_wake_ns(const cg_stream_plan *plan);

@@ -1113,6 +1113,60 @@ TEST_F(StreamPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
     }
 }
 
+// The engine's steps want the lock under which it is done.
+TEST_F(StreamPlanTest, OfManyChunksWhatIsHopelessIsNotLookedForAtEachEnd)
+{
+    for (const uint32_t n_chunks : {10, 3000}) {
+        SCOPED_TRACE(n_chunks);
+        Stream stream(n_chunks, 3600 * SECOND);
+        start(16, 1000000 * KB);
+        link(1e9);
+        speeds.configured_tokens_per_s = 1e4;
+        add(&stream);
+        uint32_t n_passes = 0, n_ends = 0;
+        uint64_t checked_ns = NEVER;
+        for (uint64_t now_ns = 1; now_ns < 5 * MS; now_ns += 5000, n_ends++) {
+            const cg_stream_read *read = next(now_ns);
+            EXPECT_EQ(cut(now_ns), -1);
+            n_passes += plan.checked_ns != checked_ns;
+            checked_ns = plan.checked_ns;
+            if (read != nullptr)
+                ended(read->id, true, now_ns);
+        }
+        EXPECT_EQ(n_ends, 1000u);
+        EXPECT_EQ(n_passes, n_chunks > 64 ? 1u : n_ends);
+        Stream other(1, 3600 * SECOND);
+        add(&other);
+        cut(5 * MS - 1);
+        EXPECT_EQ(plan.checked_ns, 5 * MS - 1) << "a stream came";
+        for (uint64_t now_ns = 5 * MS; now_ns < 2 * SECOND; now_ns += MS) {
+            cut(now_ns);
+            EXPECT_GE(plan.checked_ns + 60 * MS, now_ns) << "it is looked at again";
+        }
+        cg_stream_plan_remove(&plan, &other.s);
+        cg_stream_plan_remove(&plan, &stream.s);
+    }
+}
+
+// One after the other, in the same moment.
+TEST_F(StreamPlanTest, OfManyChunksAllThatIsHopelessIsGivenUpAtOnce)
+{
+    Stream a(100, 2 * SECOND), b(100, 2 * SECOND);
+    link(10e3);
+    speeds.configured_tokens_per_s = 1e6;
+    add(&a);
+    add(&b);
+    begin_all(MS);
+    plan.quiet_since_ns = MS;
+    uint32_t index, n = 0;
+    while (cg_stream *stream = cg_stream_hopeless(&plan, &speeds, MS, &index)) {
+        cg_stream_failed(stream, index);
+        ASSERT_LT(n++, 10u);
+    }
+    EXPECT_GE(n, 2u);
+    EXPECT_NE(plan.check_ns, 0u);
+}
+
 // The link is fast, but decoding a load takes longer than recomputing it, and others go before.
 TEST_F(StreamPlanTest, WhatOthersDecodeCountsWhereALoadWillBeLate)
 {
