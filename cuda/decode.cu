@@ -45,10 +45,17 @@ int cg_cuda_decode_prepare(void)
 {
     size_t shared_bytes = 0;
     cudaError_t error = (cudaError_t)cg_cuda_shared_limit(&shared_bytes);
-    for (int kind = 0; kind < CG_CUDA_N_KINDS && error == cudaSuccess; kind++)
+    for (int kind = 0; kind < CG_CUDA_N_KINDS && error == cudaSuccess; kind++) {
         error =
             cudaFuncSetAttribute((const void *)KERNELS[kind],
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        /* A multiprocessor is split between shared memory and cache for one kernel, and runs no
+         * other one that wants another split. */
+        if (error == cudaSuccess && (kind == CG_CUDA_SYMBOLS || cg_cuda_pass_multiplies(kind)))
+            error = cudaFuncSetAttribute((const void *)KERNELS[kind],
+                                         cudaFuncAttributePreferredSharedMemoryCarveout,
+                                         cudaSharedmemCarveoutMaxShared);
+    }
     return error;
 }
 
