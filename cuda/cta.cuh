@@ -72,6 +72,16 @@ struct cg_cuda_cta {
     {
         asm volatile("cp.async.wait_all;" ::: "memory");
     }
+    /* Copies since the last call of it become a group. */
+    __device__ __forceinline__ void end_copies()
+    {
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    /* Waits for all groups but the last. */
+    __device__ __forceinline__ void wait_older_copies()
+    {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    }
     /* d += a * b, modulo 2^32: 16 x 32 by 32 x 8 signed numbers of 8 bits. Fragments are those of
      * PTX's mma.m16n8k32. */
     __device__ __forceinline__ void multiply(uint32_t d[4], const uint32_t a[4],
@@ -97,6 +107,10 @@ struct cg_cuda_cta {
         out[1] = v.y;
         out[2] = v.z;
         out[3] = v.w;
+    }
+    __device__ __forceinline__ void store_shared16(void *to, const uint32_t from[4]) const
+    {
+        *(uint4 *)to = make_uint4(from[0], from[1], from[2], from[3]);
     }
     __device__ __forceinline__ void raise(uint32_t *status, uint32_t value)
     {

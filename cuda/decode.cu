@@ -5,13 +5,15 @@
 
 #include <cuda_runtime.h>
 
-/* Thread blocks of a multiprocessor, for which registers are shared out. A block that multiplies
- * takes half of them: so another goes on while it waits for memory or at a barrier, and it finds
- * room beside blocks of streams, which take long. Of blocks that decode symbols more than three
- * would not fit, because of real profiles' classes. */
+/* Thread blocks of a multiprocessor, for which registers are shared out: 128 for each thread that
+ * multiplies. Where two such blocks fit, one goes on while the other waits for memory or at a
+ * barrier, and it finds room beside blocks of streams, which take long. Of blocks that decode
+ * symbols more than three would not fit, because of real profiles' classes. */
 static constexpr int blocks_of(uint32_t kind)
 {
-    return cg_cuda_pass_multiplies(kind) ? 2 : kind == CG_CUDA_SYMBOLS ? 3 : 4;
+    return cg_cuda_pass_multiplies(kind) ? 512 / CG_CUDA_KLT_THREADS
+           : kind == CG_CUDA_SYMBOLS     ? 3
+                                         : 4;
 }
 
 template <uint32_t KIND>

@@ -72,24 +72,32 @@ CG_LANE void cg_cuda_invert_joint(Cta &cta, const cg_cuda_pass &pass,
     const uint8_t *const plan = (const uint8_t *)params.plan_dev;
     const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
     const cg_cuda_joint &m = *(const cg_cuda_joint *)(plan + job.matrix_at);
-    const uint32_t column_tile = job.first_tile + cta.thread() / CG_RANS_LANES,
-                   tile = column_tile < job.n_tiles ? column_tile : CG_CUDA_NO_TILE;
+    const cg_cuda_warp warp = cg_cuda_find_warp(cta.thread());
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile, (cg_cuda_klt_shared *)cta.shared(),
-                &sums, [] {});
-    const uint32_t row = job.first_row + cta.lane() / 4 * 2;
-    if (tile == CG_CUDA_NO_TILE || row >= m.product.n_rows)
+    cg_cuda_sum(cta, m.product, params, job, job.first_tile + warp.column,
+                (cg_cuda_klt_shared *)cta.shared(), &sums, [] {});
+    const uint32_t first_row = cg_cuda_first_row(job, warp.row),
+                   row = first_row + cta.lane() / 4 * 2;
+    if (first_row == CG_CUDA_NO_ROW || row >= m.product.n_rows)
         return;
-    const uint32_t channel = tile * CG_CUDA_JOINT_CHANNELS + cta.lane() % 4 * 4,
-                   component = channel % m.n_shared;
-    const cg_cuda_product &to =
-        ((const cg_cuda_klt *)(plan + m.groups_at))[channel / m.n_shared - m.first_group].product;
     CG_UNROLL
-    for (uint32_t f = 0; f < CG_DCT; f++) {
-        const uint32_t n_given = m.n_given[f] > component ? m.n_given[f] - component : 0;
-        cg_cuda_store_given(
-            to, (uint8_t *)params.scratch_dev, f, row, component,
-            cg_cuda_find_given(sums.of[f], m.n_bits, m.product.n_rows - row, n_given));
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t tile = job.first_tile + warp.first + i * CG_CUDA_NEXT_COLUMN;
+        if (tile >= job.n_tiles)
+            continue;
+        const uint32_t channel = tile * CG_CUDA_JOINT_CHANNELS + cta.lane() % 4 * 4,
+                       component = channel % m.n_shared;
+        const cg_cuda_product &to =
+            ((const cg_cuda_klt *)(plan + m.groups_at))[channel / m.n_shared - m.first_group]
+                .product;
+        CG_UNROLL
+        for (uint32_t k = 0; k < CG_CUDA_HALF; k++) {
+            const uint32_t f = cg_cuda_frequency(warp.half * CG_CUDA_HALF + k),
+                           n_given = m.n_given[f] > component ? m.n_given[f] - component : 0;
+            cg_cuda_store_given(
+                to, (uint8_t *)params.scratch_dev, f, row, component,
+                cg_cuda_find_given(sums.of[k][i], m.n_bits, m.product.n_rows - row, n_given));
+        }
     }
 }
 #endif

@@ -1,9 +1,11 @@
 /* cuda/klt.cuh - kernels' bodies: from symbols to elements, preset klt; FORMAT.md's "Decoding,
  * version 2", stages 1 to 5; of version 3, from stage 1b on.
  *
- * A warp makes 16 blocks of 8 tokens by 8 pairs of channels. The sums of a block's 8 frequencies
- * lie in one lane, so that the inverse DCT needs no other lane. So do the two channels that are
- * rotated together, because the host deals the basis's columns out in pairs.
+ * A warp sums half of the frequencies of 16 blocks of 8 tokens and two times 8 pairs of channels:
+ * what it loads of shared memory is multiplied more often than if it summed all frequencies of one.
+ * Then two warps exchange what the other lacks, and each makes one of the two. The sums of a
+ * block's 8 frequencies lie in one lane, so that the inverse DCT needs no other lane. So do the two
+ * channels that are rotated together, because the host deals the basis's columns out in pairs.
  *
  * A sum over components takes one tensor instruction for each band of 32 components and each
  * frequency: symbols of 8 bits by elements of 8 bits. Larger elements take two steps, one for each
@@ -21,9 +23,39 @@
 #define CG_CUDA_NOWHERE INT64_MIN /* no slot is there: addresses have 48 bits */
 
 enum {
-    CG_CUDA_TOKENS = CG_CUDA_TILE_BLOCKS * CG_DCT,
-    CG_CUDA_ALL = (1 << CG_DCT) - 1, /* frequencies */
+    CG_CUDA_TOKENS = CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS * CG_DCT,
+    CG_CUDA_HALF = CG_DCT / 2, /* frequencies that a warp sums */
+    CG_CUDA_ALL = (1 << CG_CUDA_HALF) - 1,
+    CG_CUDA_NEXT_COLUMN = CG_CUDA_KLT_COLUMNS / 2, /* the warps of both have one scheduler */
 };
+
+/* Frequencies by place: the first and the last pair, then the others. So the halves have about as
+ * many bands. */
+CG_LANE constexpr uint32_t cg_cuda_frequency(uint32_t place)
+{
+    return 0x54327610u >> (4 * place) & 0xf;
+}
+
+/* A warp's part in a thread block. */
+struct cg_cuda_warp {
+    uint32_t row, column; /* tiles of both: what it makes in the end */
+    /* It sums half of the frequencies, of the column `first` and of CG_CUDA_NEXT_COLUMN behind it.
+     */
+    uint32_t half, first;
+};
+
+CG_LANE cg_cuda_warp cg_cuda_find_warp(uint32_t thread)
+{
+    const uint32_t column = thread / CG_RANS_LANES % CG_CUDA_KLT_COLUMNS;
+    return {thread / (CG_CUDA_KLT_COLUMNS * CG_RANS_LANES), column, column / CG_CUDA_NEXT_COLUMN,
+            column % CG_CUDA_NEXT_COLUMN};
+}
+
+/* The first of a row of tiles, or CG_CUDA_NO_ROW. An index would put the job into memory. */
+CG_LANE uint32_t cg_cuda_first_row(const cg_cuda_klt_job &job, uint32_t row)
+{
+    return row == 0 ? job.first_row[0] : job.first_row[CG_CUDA_KLT_ROWS - 1];
+}
 
 /* A warp's channels. */
 struct cg_cuda_columns {
@@ -45,50 +77,62 @@ CG_LANE cg_cuda_columns cg_cuda_find_columns(const cg_cuda_klt &m, uint32_t want
     return c;
 }
 
-/* A step, and what its tiles of digits are: a bit for each frequency. Of steps behind the last one:
- * none. */
+/* A step, and what its tiles of digits are: a bit for each frequency's place. Of steps behind the
+ * last one: none. */
 struct alignas(16) cg_cuda_window_step {
     cg_cuda_step step;
-    /* To be multiplied: the frequency has the band, or the other frequency of its pair has; and,
-     * for a tile of rests, it is not all zeros. */
-    uint8_t there;
-    uint8_t own;   /* of those the ones that have the band; the others' digits are zeros */
-    uint8_t large; /* digits are not all of their cells */
-    uint8_t reserved[5];
+    uint8_t own; /* has the band: the others' digits are zeros */
+    uint8_t reserved[7 - 2 * CG_CUDA_KLT_ROWS];
+    /* Of each row of tiles, two bytes: those to be multiplied, whose frequency has the band, or the
+     * other frequency of its pair has, and which are, where they are rests, not all zeros; and
+     * those whose digits are not all of their cells. */
+    uint8_t marks[2 * CG_CUDA_KLT_ROWS];
 };
 
 static_assert(sizeof(cg_cuda_window_step) == 16, "loaded at once");
 
+/* Digits of a step, in tiles by frequency's place, and the elements of the basis that multiply
+ * them. */
+struct cg_cuda_step_tiles {
+    uint8_t digits[CG_CUDA_KLT_ROWS][CG_DCT][CG_CUDA_TILE_BYTES];
+    uint8_t basis[CG_CUDA_KLT_COLUMNS][CG_CUDA_TILE_BYTES];
+};
+
 /* A thread block's shared memory. */
 struct cg_cuda_klt_shared {
-    /* Digits of a stage's steps, in tiles, and the elements of the basis that multiply them. */
-    uint8_t digits[2][CG_CUDA_STAGE_STEPS][CG_DCT][CG_CUDA_TILE_BYTES];
-    uint8_t basis[2][CG_CUDA_STAGE_STEPS][CG_CUDA_KLT_COLUMNS][CG_CUDA_TILE_BYTES];
+    union {
+        cg_cuda_step_tiles stages[CG_CUDA_STAGES][CG_CUDA_STAGE_STEPS];
+        /* After them: sums of a warp's other column, 16 bytes a lane. */
+        uint32_t sums[CG_CUDA_KLT_ROWS][CG_CUDA_KLT_COLUMNS][CG_CUDA_HALF][2][CG_RANS_LANES][4];
+    };
     cg_cuda_window_step steps[2 * CG_CUDA_WINDOW_STEPS]; /* by number: this window and the next */
     /* Of the rows' tokens: their slots, or CG_CUDA_NOWHERE. */
     int64_t offsets[CG_CUDA_TOKENS][CG_N_PLANES];
     cg_cuda_columns columns[CG_CUDA_KLT_COLUMNS]; /* here: registers are for the sums */
-    cg_cuda_row rows[CG_CUDA_TILE_BLOCKS];
+    cg_cuda_row rows[CG_CUDA_KLT_ROWS * CG_CUDA_TILE_BLOCKS];
 };
 
 static_assert(sizeof(cg_cuda_klt_shared) <= CG_CUDA_KLT_SHARED_BYTES, "cuda/layout.h");
 
-/* The sums of two tiles of columns (low and high channels of pairs), by frequency; FORMAT of the
- * tensor instruction's C fragments: [0..1] row 2 (lane / 4) of a tile, [2..3] the next, columns 2
- * (lane % 4) and the next. */
+/* The sums of two tiles of columns (low and high channels of pairs); FORMAT of the tensor
+ * instruction's C fragments: [0..1] row 2 (lane / 4) of a tile, [2..3] the next, columns 2
+ * (lane % 4) and the next. Of a warp: by place in its half of frequencies, of its two columns. */
 struct cg_cuda_sums {
+    uint32_t of[CG_CUDA_HALF][2][2][4];
+};
+
+/* Of the column that a warp makes, by frequency. */
+struct cg_cuda_column_sums {
     uint32_t of[CG_DCT][2][4];
 };
 
 CG_LANE void cg_cuda_shift_sums(cg_cuda_sums *sums, uint32_t shift)
 {
     CG_UNROLL
-    for (int f = 0; f < CG_DCT; f++) {
+    for (int k = 0; k < CG_CUDA_HALF; k++) {
         CG_UNROLL
-        for (int i = 0; i < 4; i++) {
-            sums->of[f][0][i] <<= shift;
-            sums->of[f][1][i] <<= shift;
-        }
+        for (int i = 0; i < 16; i++)
+            sums->of[k][i / 8][i / 4 % 2][i % 4] <<= shift;
     }
 }
 
@@ -101,46 +145,47 @@ CG_LANE bool cg_cuda_has_rest(const cg_cuda_product &m, const uint8_t *scratch, 
     CG_UNROLL
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t g = f ^ i;
-        if (tile_row < m.n_tile_rows && band < m.n_bands[g])
+        if (band < m.n_bands[g])
             marks |= scratch[m.rest_at + m.tile_at[g] + band * m.n_tile_rows + tile_row];
     }
     return marks != 0;
 }
 
-/* Fills a window with the steps from first_step on. A lane looks at one tile, of frequency
- * lane % 8, and a warp at four steps together. */
+/* Fills a window with the steps from first_step on. A lane looks at one tile, a warp at four steps
+ * together of its row. tile_row: that one's, or none. */
 template <class Cta>
 CG_LANE void cg_cuda_fill_window(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
                                  const cg_cuda_step *steps, uint32_t first_step, uint32_t tile_row,
                                  cg_cuda_klt_shared *shared)
 {
-    const uint32_t together = CG_RANS_LANES / CG_DCT, lane = cta.lane(), f = lane % CG_DCT,
-                   n_bands = m.n_bands[f],
+    static_assert((int)CG_CUDA_KLT_ROWS * (int)CG_CUDA_WINDOW_STEPS * (int)CG_DCT ==
+                      (int)CG_CUDA_KLT_THREADS,
+                  "a tile each");
+    const uint32_t thread = cta.thread(), lane = thread % CG_RANS_LANES,
+                   row = thread / CG_DCT / CG_CUDA_WINDOW_STEPS,
+                   s = first_step + thread / CG_DCT % CG_CUDA_WINDOW_STEPS,
+                   f = cg_cuda_frequency(lane % CG_DCT), n_bands = m.n_bands[f],
                    pair_bands = n_bands > m.n_bands[f ^ 1] ? n_bands : m.n_bands[f ^ 1];
-    static_assert(CG_CUDA_WINDOW_STEPS % (CG_RANS_LANES / CG_DCT) == 0, "whole groups");
-    CG_UNROLL_NOT
-    for (uint32_t s = cta.thread() / CG_DCT; s < CG_CUDA_WINDOW_STEPS;
-         s += CG_CUDA_KLT_COLUMNS * together) {
-        bool is_there = false, is_own = false, is_large = false;
-        cg_cuda_step step = {0, 0, 0, 0};
-        if (first_step + s < m.n_steps) {
-            step = steps[first_step + s];
-            is_there = step.band < pair_bands &&
-                       (step.is_rest == 0 || cg_cuda_has_rest(m, scratch, f, step.band, tile_row));
-            is_own = is_there && step.band < n_bands;
-            is_large =
-                is_own &&
-                scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows + tile_row] != 0;
-        }
-        const uint32_t there = cta.ballot(is_there), own = cta.ballot(is_own),
-                       large = cta.ballot(is_large);
-        if (f == 0)
-            shared->steps[(first_step + s) % (2 * CG_CUDA_WINDOW_STEPS)] = {
-                step,
-                (uint8_t)(there >> lane),
-                (uint8_t)(own >> lane),
-                (uint8_t)(large >> lane),
-                {}};
+    bool is_there = false, is_own = false, is_large = false;
+    cg_cuda_step step = {0, 0, 0, 0};
+    if (s < m.n_steps) {
+        step = steps[s];
+        is_own = step.band < n_bands;
+        is_there = tile_row < m.n_tile_rows && step.band < pair_bands &&
+                   (step.is_rest == 0 || cg_cuda_has_rest(m, scratch, f, step.band, tile_row));
+        is_large = is_there && is_own &&
+                   scratch[m.large_at + m.tile_at[f] + step.band * m.n_tile_rows + tile_row] != 0;
+    }
+    const uint32_t there = cta.ballot(is_there), own = cta.ballot(is_own),
+                   large = cta.ballot(is_large);
+    if (lane % CG_DCT != 0)
+        return;
+    cg_cuda_window_step *const to = &shared->steps[s % (2 * CG_CUDA_WINDOW_STEPS)];
+    to->marks[2 * row] = (uint8_t)(there >> lane);
+    to->marks[2 * row + 1] = (uint8_t)(large >> lane);
+    if (row == 0) {
+        to->step = step;
+        to->own = (uint8_t)(own >> lane);
     }
 }
 
@@ -161,38 +206,60 @@ CG_LANE const cg_cuda_window_step *cg_cuda_steps_from(const cg_cuda_klt_shared *
     return &shared->steps[first_step % (2 * CG_CUDA_WINDOW_STEPS)];
 }
 
-/* What a warp fetches of each step: the tile of digits of the frequency whose number its column
- * has, and of its column's basis. Addresses are the lane's. */
+/* A step's marks in one word: of a row of tiles, from bit 16 row on what is there, and from 8 bits
+ * further on what is large. */
+CG_LANE uint32_t cg_cuda_marks(const cg_cuda_window_step &of)
+{
+    uint32_t marks = 0;
+    memcpy(&marks, of.marks, sizeof of.marks);
+    return marks;
+}
+
+/* What a warp fetches: of each step the tile of digits of its row and of the place that its column
+ * has the number of; and of every CG_CUDA_KLT_ROWS-th step its column's basis. Addresses are the
+ * lane's. */
 struct cg_cuda_sources {
     const uint8_t *digits; /* of band 0 */
     const uint8_t *basis;  /* of step 0 */
     uint32_t band_bytes;
-    uint32_t at; /* in a step's tiles in shared memory: the column's tile, and in it the lane */
 };
 
-/* Starts to fetch what a stage's steps multiply. Their window is filled. */
+/* A stage's place. */
+CG_LANE cg_cuda_step_tiles *cg_cuda_stage(cg_cuda_klt_shared *shared, uint32_t first_step)
+{
+    return shared->stages[first_step / CG_CUDA_STAGE_STEPS % CG_CUDA_STAGES];
+}
+
+/* Starts to fetch what a stage's steps multiply, if there is such a stage. Its window is filled.
+ * at: 16 times the thread's number. */
 template <class Cta>
-CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_sources &from, uint32_t first_step,
-                                 cg_cuda_klt_shared *shared)
+CG_LANE void cg_cuda_fetch_stage(Cta &cta, const cg_cuda_sources &from, uint32_t at,
+                                 uint32_t first_step, uint32_t n_steps, cg_cuda_klt_shared *shared)
 {
     static_assert((int)CG_CUDA_KLT_COLUMNS == (int)CG_DCT &&
-                      (int)CG_CUDA_TILE_BYTES == 16 * (int)CG_RANS_LANES,
+                      (int)CG_CUDA_TILE_BYTES == 16 * (int)CG_RANS_LANES &&
+                      CG_CUDA_STAGE_STEPS % CG_CUDA_KLT_ROWS == 0 && CG_CUDA_KLT_ROWS <= 2,
                   "a tile each");
-    const uint32_t buffer = first_step / CG_CUDA_STAGE_STEPS % 2,
-                   column = from.at / CG_CUDA_TILE_BYTES;
-    const cg_cuda_window_step *const steps = cg_cuda_steps_from(shared, first_step);
-    CG_UNROLL
-    for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
-        const cg_cuda_window_step of = cg_cuda_load_step(cta, &steps[s]);
-        if (of.there == 0)
-            continue; /* of rests often, of others never */
-        cta.copy16(shared->basis[buffer][s][0] + from.at,
-                   from.basis + (uint64_t)of.step.number * CG_CUDA_TILE_BYTES);
-        if ((of.there >> column & 1) != 0)
-            cta.copy16(shared->digits[buffer][s][0] + from.at,
-                       from.digits + (uint64_t)of.step.band * from.band_bytes,
-                       (of.own >> column & 1) != 0);
+    if (first_step < n_steps) {
+        const uint32_t in_row = at % sizeof(cg_cuda_step_tiles::basis),
+                       row = at / sizeof(cg_cuda_step_tiles::basis),
+                       place = in_row / CG_CUDA_TILE_BYTES;
+        const cg_cuda_window_step *const steps = cg_cuda_steps_from(shared, first_step);
+        cg_cuda_step_tiles *const to = cg_cuda_stage(shared, first_step);
+        CG_UNROLL
+        for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
+            const cg_cuda_window_step of = cg_cuda_load_step(cta, &steps[s]);
+            const uint32_t marks = cg_cuda_marks(of);
+            if (s % CG_CUDA_KLT_ROWS == row && (marks & 0x00ff00ffu) != 0)
+                cta.copy16(to[s].basis[0] + in_row,
+                           from.basis + (uint64_t)of.step.number * CG_CUDA_TILE_BYTES);
+            if ((marks >> (16 * row + place) & 1) != 0)
+                cta.copy16(to[s].digits[0][0] + at,
+                           from.digits + (uint64_t)of.step.band * from.band_bytes,
+                           (of.own >> place & 1) != 0);
+        }
     }
+    cta.end_copies(); /* else what is waited for would not be the same in all stages */
 }
 
 /* Bytes 1 and 3 of two words; bytes 0 and 2. */
@@ -214,15 +281,15 @@ CG_LANE uint32_t cg_cuda_even_bytes(uint32_t first, uint32_t second)
 /* Adds what digits of 8 bits, signed, at bit `shift` of the cells make of a frequency's sums. */
 template <class Cta>
 CG_LANE void cg_cuda_add_digits(Cta &cta, const uint32_t digits[4], uint32_t shift,
-                                const uint32_t basis[4], uint32_t sums[2][4])
+                                const uint32_t basis[2][4], uint32_t sums[2][2][4])
 {
     CG_UNROLL
-    for (uint32_t is_high = 0; is_high < 2; is_high++) {
+    for (uint32_t tile = 0; tile < 4; tile++) {
         uint32_t added[4] = {};
-        cta.multiply(added, digits, basis + 2 * is_high);
+        cta.multiply(added, digits, basis[tile / 2] + 2 * (tile % 2));
         CG_UNROLL
         for (uint32_t i = 0; i < 4; i++)
-            sums[is_high][i] += added[i] << shift;
+            sums[tile / 2][tile % 2][i] += added[i] << shift;
     }
 }
 
@@ -230,8 +297,8 @@ CG_LANE void cg_cuda_add_digits(Cta &cta, const uint32_t digits[4], uint32_t shi
  * a word. A cell is its low digit and 256 times what rounding it to 256 leaves, which is -128 to
  * 128: a digit, and where it is 128 one more. */
 template <class Cta>
-CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t basis[4],
-                               uint32_t sums[2][4])
+CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t basis[2][4],
+                               uint32_t sums[2][2][4])
 {
     uint32_t words[8], digits[4], most[4], any = 0;
     cta.load16(words, cells);
@@ -254,47 +321,51 @@ CG_LANE void cg_cuda_add_large(Cta &cta, const uint8_t *cells, const uint32_t ba
         cg_cuda_add_digits(cta, most, 16, basis, sums);
 }
 
-/* Stage 1 of the format, of a warp's columns. digits: the lane's in the tiles. ALL: all frequencies
- * are there, as they nearly always are. */
+/* Stage 1 of the format, of a warp's frequencies and columns. digits: the lane's in the tiles. ALL:
+ * all frequencies are there, as they nearly always are. */
 template <bool ALL, class Cta>
 CG_LANE void cg_cuda_add_tiles(Cta &cta, const uint8_t *digits, uint32_t there,
-                               const uint32_t basis[4], cg_cuda_sums *sums)
+                               const uint32_t basis[2][4], cg_cuda_sums *sums)
 {
     /* Tiles of zeros are multiplied: there are few, and to look costs more. */
     CG_UNROLL
-    for (uint32_t f = 0; f < CG_DCT; f += 2) {
-        if (!ALL && (there & 1u << f) == 0)
+    for (uint32_t pair = 0; pair < CG_CUDA_HALF; pair += 2) {
+        if (!ALL && (there & 1u << pair) == 0)
             continue;
         CG_UNROLL
-        for (uint32_t g = f; g < f + 2; g++) {
+        for (uint32_t k = pair; k < pair + 2; k++) {
             uint32_t a[4];
-            cta.load_shared16(a, digits + g * CG_CUDA_TILE_BYTES);
-            cta.multiply(sums->of[g][0], a, basis);
-            cta.multiply(sums->of[g][1], a, basis + 2);
+            cta.load_shared16(a, digits + k * CG_CUDA_TILE_BYTES);
+            CG_UNROLL
+            for (uint32_t tile = 0; tile < 4; tile++)
+                cta.multiply(sums->of[k][tile / 2][tile % 2], a, basis[tile / 2] + 2 * (tile % 2));
         }
     }
 }
 
+/* there, large: a bit for each of the warp's frequencies. first_place: of these. */
 template <class Cta>
 CG_LANE void cg_cuda_add_step(Cta &cta, const cg_cuda_product &m, const uint8_t *scratch,
-                              const uint8_t *digits, const cg_cuda_window_step &of,
-                              uint32_t tile_row, const uint32_t basis[4], cg_cuda_sums *sums)
+                              const uint8_t *digits, uint32_t there, uint32_t large, uint32_t band,
+                              uint32_t tile_row, uint32_t first_place, const uint32_t basis[2][4],
+                              cg_cuda_sums *sums)
 {
-    if (of.there == CG_CUDA_ALL)
-        cg_cuda_add_tiles<true>(cta, digits, of.there, basis, sums);
+    if (there == CG_CUDA_ALL)
+        cg_cuda_add_tiles<true>(cta, digits, there, basis, sums);
     else
-        cg_cuda_add_tiles<false>(cta, digits, of.there, basis, sums);
-    if (of.large == 0)
+        cg_cuda_add_tiles<false>(cta, digits, there, basis, sums);
+    if (large == 0)
         return;
     const uint8_t *const cells =
         scratch + m.cells_at +
-        2 * ((uint64_t)(of.step.band * m.n_tile_rows + tile_row) * CG_CUDA_TILE_BYTES +
-             16 * cta.lane());
+        2 * ((uint64_t)(band * m.n_tile_rows + tile_row) * CG_CUDA_TILE_BYTES + 16 * cta.lane());
     CG_UNROLL
-    for (uint32_t f = 0; f < CG_DCT; f++) {
-        if ((of.large >> f & 1) != 0)
-            cg_cuda_add_large(cta, cells + (uint64_t)m.tile_at[f] * 2 * CG_CUDA_TILE_BYTES, basis,
-                              sums->of[f]);
+    for (uint32_t k = 0; k < CG_CUDA_HALF; k++) {
+        if ((large >> k & 1) != 0)
+            cg_cuda_add_large(cta,
+                              cells + (uint64_t)m.tile_at[cg_cuda_frequency(first_place + k)] * 2 *
+                                          CG_CUDA_TILE_BYTES,
+                              basis, sums->of[k]);
     }
 }
 
@@ -379,7 +450,7 @@ template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
                                   const cg_cuda_decode_params &params, const cg_cuda_columns &c,
                                   const cg_cuda_klt_shared *shared, uint32_t row_in_job,
-                                  const cg_cuda_sums *sums)
+                                  const cg_cuda_column_sums *sums)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev;
     const uint32_t column = cta.lane() % 4 * 2, pair = c.first_pair + column,
@@ -432,79 +503,123 @@ CG_LANE void cg_cuda_finish_block(Cta &cta, const cg_cuda_klt &m,
     }
 }
 
-#define CG_CUDA_NO_TILE UINT32_MAX /* of a column that is not there */
-
-/* The sums of a warp's columns. All threads come here, for the barriers; a warp without columns
- * only helps to fetch. meanwhile(): what else a thread does before the first barrier. */
+/* The sums of a warp. All threads come here, for the barriers; a warp whose row is not there, or
+ * none of whose columns is, only helps to fetch. tile: of the matrix, its own column's.
+ * meanwhile(): what else a thread does before the first barrier. */
 template <class Cta, class Meanwhile>
 CG_LANE void cg_cuda_sum(Cta &cta, const cg_cuda_product &m, const cg_cuda_decode_params &params,
-                         uint32_t first_row, uint32_t tile, cg_cuda_klt_shared *shared,
+                         const cg_cuda_klt_job &job, uint32_t tile, cg_cuda_klt_shared *shared,
                          cg_cuda_sums *sums, Meanwhile meanwhile)
 {
     const uint8_t *blob = (const uint8_t *)params.blob_dev,
                   *scratch = (const uint8_t *)params.scratch_dev;
     const cg_cuda_step *steps = (const cg_cuda_step *)(blob + m.steps_at);
-    static_assert(CG_CUDA_WINDOW_STEPS % CG_CUDA_STAGE_STEPS == 0 &&
-                      CG_CUDA_WINDOW_STEPS >= 2 * CG_CUDA_STAGE_STEPS,
+    static_assert(CG_CUDA_WINDOW_STEPS % CG_CUDA_STAGE_STEPS == 0 && CG_CUDA_STAGES == 3 &&
+                      CG_CUDA_WINDOW_STEPS >= CG_CUDA_STAGES * CG_CUDA_STAGE_STEPS,
                   "a window is filled a stage before it is needed");
     /* Of the thread: kept, since to ask for its number again takes long. */
     const uint32_t at = 16 * cta.thread(), lane_at = at % CG_CUDA_TILE_BYTES;
-    const uint32_t n_steps = m.n_steps, column = at / CG_CUDA_TILE_BYTES,
+    const cg_cuda_warp warp = cg_cuda_find_warp(at / 16);
+    const uint32_t n_steps = m.n_steps, row = warp.row, first_place = warp.half * CG_CUDA_HALF,
+                   first_row = cg_cuda_first_row(job, row),
                    tile_row = first_row / CG_CUDA_TILE_BLOCKS;
+    const bool works = first_row != CG_CUDA_NO_ROW && job.first_tile + warp.first < job.n_tiles;
     const cg_cuda_sources from = {
-        scratch + m.digits_at + ((uint64_t)m.tile_at[column] + tile_row) * CG_CUDA_TILE_BYTES +
+        scratch + m.digits_at + /* where there is no row, nothing is fetched */
+            ((uint64_t)m.tile_at[cg_cuda_frequency(warp.column)] + tile_row) * CG_CUDA_TILE_BYTES +
             lane_at,
         blob + m.basis_at + /* where there is no tile any will do */
-            (uint64_t)(tile != CG_CUDA_NO_TILE ? tile : 0) * m.n_all_steps * CG_CUDA_TILE_BYTES +
+            (uint64_t)(job.first_tile + warp.column < job.n_tiles ? tile : 0) * m.n_all_steps *
+                CG_CUDA_TILE_BYTES +
             lane_at,
-        m.n_tile_rows * CG_CUDA_TILE_BYTES, at};
+        m.n_tile_rows * CG_CUDA_TILE_BYTES};
     uint32_t shift = n_steps > 0 ? steps[0].shift : 0;
     cg_cuda_fill_window(cta, m, scratch, steps, 0, tile_row, shared);
     meanwhile();
     cta.barrier();
-    if (n_steps > 0)
-        cg_cuda_fetch_stage(cta, from, 0, shared);
+    cg_cuda_fetch_stage(cta, from, at, 0, n_steps, shared);
+    cg_cuda_fetch_stage(cta, from, at, CG_CUDA_STAGE_STEPS, n_steps, shared);
     for (uint32_t first = 0; first < n_steps; first += CG_CUDA_STAGE_STEPS) {
-        const uint32_t next = first + CG_CUDA_STAGE_STEPS, behind = next + CG_CUDA_STAGE_STEPS,
-                       buffer = first / CG_CUDA_STAGE_STEPS % 2;
-        cta.wait_copies();
+        const uint32_t next = first + 2 * CG_CUDA_STAGE_STEPS, behind = next + CG_CUDA_STAGE_STEPS;
+        cta.wait_older_copies();
         cta.barrier(); /* this stage has come, and nobody reads the one before any more */
-        if (next < n_steps)
-            cg_cuda_fetch_stage(cta, from, next, shared);
+        cg_cuda_fetch_stage(cta, from, at, next, n_steps, shared);
         if (behind % CG_CUDA_WINDOW_STEPS == 0 && behind < n_steps)
             cg_cuda_fill_window(cta, m, scratch, steps, behind, tile_row, shared);
-        if (tile == CG_CUDA_NO_TILE)
+        if (!works)
             continue;
-        const cg_cuda_window_step *const stage = cg_cuda_steps_from(shared, first);
-        const uint8_t *digits = shared->digits[buffer][0][0] + lane_at,
-                      *basis = shared->basis[buffer][0][0] + at;
+        const cg_cuda_window_step *const window = cg_cuda_steps_from(shared, first);
+        const cg_cuda_step_tiles *const stage = cg_cuda_stage(shared, first);
+        const uint8_t *const digits = stage->digits[row][first_place] + lane_at,
+                             *const of_columns = stage->basis[warp.first] + lane_at;
         CG_UNROLL_NOT
         for (uint32_t s = 0; s < CG_CUDA_STAGE_STEPS; s++) {
-            const cg_cuda_window_step of = cg_cuda_load_step(cta, &stage[s]);
-            if (of.there == 0)
+            const cg_cuda_window_step of = cg_cuda_load_step(cta, &window[s]);
+            const uint32_t marks = cg_cuda_marks(of) >> (16 * row + first_place),
+                           there = marks & CG_CUDA_ALL;
+            if (there == 0)
                 continue;
-            uint32_t fragment[4];
-            cta.load_shared16(fragment, basis + s * CG_DCT * CG_CUDA_TILE_BYTES);
+            uint32_t basis[2][4];
+            CG_UNROLL
+            for (uint32_t i = 0; i < 2; i++)
+                cta.load_shared16(basis[i], of_columns + s * sizeof(cg_cuda_step_tiles) +
+                                                i * CG_CUDA_NEXT_COLUMN * CG_CUDA_TILE_BYTES);
             if (of.step.shift != shift)
                 cg_cuda_shift_sums(sums, shift - of.step.shift);
             shift = of.step.shift;
-            cg_cuda_add_step(cta, m, scratch, digits + s * CG_DCT * CG_CUDA_TILE_BYTES, of,
-                             tile_row, fragment, sums);
+            cg_cuda_add_step(cta, m, scratch, digits + s * sizeof(cg_cuda_step_tiles), there,
+                             marks >> 8 & CG_CUDA_ALL, of.step.band, tile_row, first_place, basis,
+                             sums);
         }
     }
     cg_cuda_shift_sums(sums, shift);
 }
 
+/* The sums of a warp's column: gives the other column's away for those of the other half of
+ * frequencies. All threads come here. */
+template <class Cta>
+CG_LANE void cg_cuda_exchange(Cta &cta, const cg_cuda_warp &warp, const cg_cuda_sums *sums,
+                              cg_cuda_klt_shared *shared, cg_cuda_column_sums *out)
+{
+    const uint32_t lane = cta.lane();
+    cta.barrier(); /* nobody reads a stage any more, which lies there */
+    CG_UNROLL
+    for (uint32_t i = 0; i < 2 * CG_CUDA_HALF; i++) {
+        const uint32_t(*const both)[2][4] = sums->of[i / 2];
+        uint32_t given[4];
+        CG_UNROLL
+        for (uint32_t n = 0; n < 4; n++)
+            given[n] = warp.half == 0 ? both[1][i % 2][n] : both[0][i % 2][n];
+        cta.store_shared16(shared->sums[warp.row][warp.column][i / 2][i % 2][lane], given);
+    }
+    cta.barrier();
+    CG_UNROLL
+    for (uint32_t i = 0; i < 2 * CG_CUDA_HALF; i++) {
+        const uint32_t k = i / 2, is_high = i % 2, first = cg_cuda_frequency(k),
+                       second = cg_cuda_frequency(CG_CUDA_HALF + k);
+        uint32_t other[4];
+        cta.load_shared16(
+            other, shared->sums[warp.row][warp.column ^ CG_CUDA_NEXT_COLUMN][k][is_high][lane]);
+        CG_UNROLL
+        for (uint32_t n = 0; n < 4; n++) {
+            out->of[first][is_high][n] = warp.half == 0 ? sums->of[k][0][is_high][n] : other[n];
+            out->of[second][is_high][n] = warp.half == 0 ? other[n] : sums->of[k][1][is_high][n];
+        }
+    }
+}
+
 /* Both rows of the lane. */
 template <uint32_t DTYPE, class Cta>
 CG_LANE void cg_cuda_finish(Cta &cta, const cg_cuda_klt &m, const cg_cuda_decode_params &params,
-                            const cg_cuda_klt_shared *shared, uint32_t column, cg_cuda_sums *sums)
+                            const cg_cuda_klt_shared *shared, const cg_cuda_warp &warp,
+                            cg_cuda_column_sums *sums)
 {
     CG_UNROLL_NOT /* both at once take too many registers */
         for (uint32_t row_half = 0; row_half < 2; row_half++)
     {
-        cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[column], shared,
-                                    cta.lane() / 4 * 2 + row_half, sums);
+        cg_cuda_finish_block<DTYPE>(cta, m, params, shared->columns[warp.column], shared,
+                                    warp.row * CG_CUDA_TILE_BLOCKS + cta.lane() / 4 * 2 + row_half,
+                                    sums);
         CG_UNROLL
         for (int i = 0; i < 4 * CG_DCT; i++)
             sums->of[i / 4][i / 2 % 2][i % 2] = sums->of[i / 4][i / 2 % 2][2 + i % 2];
@@ -520,8 +635,10 @@ CG_LANE void cg_cuda_find_places(Cta &cta, const cg_cuda_klt &m,
     const cg_cuda_row *rows = (const cg_cuda_row *)((const uint8_t *)params.plan_dev + m.rows_at);
     bool is_outside = false;
     for (uint32_t i = cta.thread(); i < CG_CUDA_TOKENS; i += CG_CUDA_KLT_THREADS) {
-        const uint32_t in_job = i / CG_DCT, row = job.first_row + in_job;
-        const bool is_there = row < m.product.n_rows;
+        const uint32_t in_job = i / CG_DCT,
+                       first_row = cg_cuda_first_row(job, in_job / CG_CUDA_TILE_BLOCKS),
+                       row = first_row + in_job % CG_CUDA_TILE_BLOCKS;
+        const bool is_there = first_row != CG_CUDA_NO_ROW && row < m.product.n_rows;
         const cg_cuda_row of_row = is_there ? rows[row] : cg_cuda_row{0, 0};
         const uint32_t token = of_row.block * CG_DCT + i % CG_DCT;
         const bool is_wanted =
@@ -549,19 +666,20 @@ CG_LANE void cg_cuda_invert_klt(Cta &cta, const cg_cuda_pass &pass,
     const cg_cuda_klt_job job = ((const cg_cuda_klt_job *)(plan + pass.jobs_at))[cta.block()];
     const cg_cuda_klt &m = *(const cg_cuda_klt *)(plan + job.matrix_at);
     cg_cuda_klt_shared *shared = (cg_cuda_klt_shared *)cta.shared();
-    const uint32_t column = cta.thread() / CG_RANS_LANES;
-    const uint32_t tile = job.first_tile + column < job.n_tiles
-                              ? cg_cuda_find_columns(m, job.first_tile + column).tile
-                              : CG_CUDA_NO_TILE;
+    const cg_cuda_warp warp = cg_cuda_find_warp(cta.thread());
     cg_cuda_sums sums = {};
-    cg_cuda_sum(cta, m.product, params, job.first_row, tile, shared, &sums,
+    cg_cuda_column_sums column_sums;
+    cg_cuda_sum(cta, m.product, params, job,
+                cg_cuda_find_columns(m, job.first_tile + warp.column).tile, shared, &sums,
                 [&] { cg_cuda_find_places(cta, m, params, job, shared); });
-    if (tile == CG_CUDA_NO_TILE)
+    cg_cuda_exchange(cta, warp, &sums, shared, &column_sums);
+    if (cg_cuda_first_row(job, warp.row) == CG_CUDA_NO_ROW ||
+        job.first_tile + warp.column >= job.n_tiles)
         return;
     if (m.target.dtype == CG_DTYPE_BF16)
-        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, column, &sums);
+        cg_cuda_finish<CG_DTYPE_BF16>(cta, m, params, shared, warp, &column_sums);
     else
-        cg_cuda_finish<0>(cta, m, params, shared, column, &sums);
+        cg_cuda_finish<0>(cta, m, params, shared, warp, &column_sums);
 }
 
 /* Zeros, and stage 4's cosines and sines: a thread each, for all tables, tokens and pairs. */

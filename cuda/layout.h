@@ -30,20 +30,24 @@ enum {
     CG_CUDA_STREAM_THREADS = CG_CUDA_STREAM_WARPS * CG_RANS_LANES,
     CG_CUDA_CLASS_FACTORS = 8, /* CG_N_STEP_FACTORS, in a word that a lane loads at once */
 
-    /* A thread block of the inverse KLT. Its warps have a tile of channels each, and
-     * CG_CUDA_TILE_BLOCKS blocks of 8 tokens with all their frequencies. */
+    /* A thread block of the inverse KLT has CG_CUDA_KLT_COLUMNS tiles of channels and
+     * CG_CUDA_KLT_ROWS tiles of CG_CUDA_TILE_BLOCKS blocks of 8 tokens, which share what is fetched
+     * of the basis. A warp sums half of the frequencies of two tiles of channels. */
     CG_CUDA_BAND = 32,        /* components that one tensor instruction takes */
     CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
-    CG_CUDA_TILE_PAIRS = 8,  /* pairs of channels that are rotated together: two tiles of columns */
-    CG_CUDA_KLT_COLUMNS = 8, /* warps */
-    CG_CUDA_KLT_THREADS = CG_CUDA_KLT_COLUMNS * CG_RANS_LANES,
-    CG_CUDA_STAGE_STEPS = 4,   /* steps that are fetched together */
+    CG_CUDA_TILE_PAIRS = 8, /* pairs of channels that are rotated together: two tiles of columns */
+    CG_CUDA_KLT_COLUMNS = 8,
+    CG_CUDA_KLT_ROWS = 1, /* or 2: then a multiprocessor has one thread block, of all registers */
+    CG_CUDA_KLT_THREADS = CG_CUDA_KLT_ROWS * CG_CUDA_KLT_COLUMNS * CG_RANS_LANES,
+    CG_CUDA_STAGE_STEPS = 2,   /* steps that are fetched together */
+    CG_CUDA_STAGES = 3,        /* that are there together: one is multiplied, two are fetched */
     CG_CUDA_WINDOW_STEPS = 32, /* that are looked at together: a whole number of stages */
     CG_CUDA_TILE_BYTES = CG_CUDA_TILE_BLOCKS * CG_CUDA_BAND, /* digits of 16 rows and a band */
     CG_CUDA_JOINT_CHANNELS = 2 * CG_CUDA_TILE_PAIRS,         /* of a tile of the joint matrix */
     CG_CUDA_GIVEN_COLUMNS = 2, /* of symbols that a shared component has: bands side by side */
 
-    CG_CUDA_KLT_SHARED_BYTES = 68 << 10, /* at least cg_cuda_klt_shared's (cuda/klt.cuh) */
+    /* At least cg_cuda_klt_shared's (cuda/klt.cuh). */
+    CG_CUDA_KLT_SHARED_BYTES = 26 * (1 + CG_CUDA_KLT_ROWS) << 10,
 
     CG_CUDA_START_THREADS = 256,
 };
@@ -198,13 +202,13 @@ typedef struct cg_cuda_joint {
 
 /* A thread block's work, in both passes that multiply. */
 typedef struct cg_cuda_klt_job {
-    uint64_t matrix_at; /* in the plan */
-    uint32_t first_row; /* of CG_CUDA_TILE_BLOCKS */
+    uint64_t matrix_at;                   /* in the plan */
+    uint32_t first_row[CG_CUDA_KLT_ROWS]; /* of CG_CUDA_TILE_BLOCKS; or CG_CUDA_NO_ROW */
     /* Tiles of channels from first_tile on, up to n_tiles of all: those of the wanted heads,
      * [slice][head][tile]; or of the joint matrix's channels. */
     uint32_t first_tile, n_tiles;
-    uint32_t reserved;
 } cg_cuda_klt_job;
+#define CG_CUDA_NO_ROW UINT32_MAX
 
 /* What is there before streams are decoded. Of scratch, n_zeros words of 16 bytes from its start on
  * are cleared: tiles' marks. */

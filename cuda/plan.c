@@ -127,7 +127,7 @@ static size_t bound_matrix(const cg_cuda_profile *l, uint32_t index, uint32_t n_
     return (n_jobs + 8) * sizeof(cg_cuda_stream_job) +
            4 * (sizeof(cg_cuda_product) + sizeof(cg_cuda_paper)) + sizeof(cg_cuda_klt) +
            sizeof(cg_cuda_joint) +
-           (size_t)(n_rows / CG_CUDA_TILE_BLOCKS + 1) * cg_klt_thread_blocks(n_tiles) *
+           cg_klt_row_pairs(n_rows / CG_CUDA_TILE_BLOCKS + 1) * cg_klt_thread_blocks(n_tiles) *
                sizeof(cg_cuda_klt_job) +
            cg_cuda_plan_exact_bound(CG_N_PLANES, cg_group_plane_channels(p, group));
 }

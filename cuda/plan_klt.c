@@ -160,20 +160,23 @@ typedef struct klt_jobs {
 
 static size_t count_jobs(const cg_planner *p, uint32_t n_tiles)
 {
-    return (size_t)p->rows.n_parts * cg_klt_thread_blocks(n_tiles);
+    return cg_klt_row_pairs(p->rows.n_parts) * cg_klt_thread_blocks(n_tiles);
 }
 
 /* Of a matrix's tiles from first_tile to n_tiles. */
 static void add_jobs(const cg_planner *p, uint64_t matrix_at, uint32_t first_tile, uint32_t n_tiles,
                      klt_jobs *jobs)
 {
-    for (uint32_t part = 0; part < p->rows.n_parts; part++) {
-        for (uint32_t b = 0; b < cg_klt_thread_blocks(n_tiles - first_tile); b++)
-            jobs->jobs[jobs->n++] =
-                (cg_cuda_klt_job){.matrix_at = matrix_at,
-                                  .first_row = p->rows.first[part],
-                                  .first_tile = first_tile + b * CG_CUDA_KLT_COLUMNS,
-                                  .n_tiles = n_tiles};
+    for (uint32_t part = 0; part < p->rows.n_parts; part += CG_CUDA_KLT_ROWS) {
+        for (uint32_t b = 0; b < cg_klt_thread_blocks(n_tiles - first_tile); b++) {
+            cg_cuda_klt_job *const job = &jobs->jobs[jobs->n++];
+            *job = (cg_cuda_klt_job){.matrix_at = matrix_at,
+                                     .first_tile = first_tile + b * CG_CUDA_KLT_COLUMNS,
+                                     .n_tiles = n_tiles};
+            for (uint32_t i = 0; i < CG_CUDA_KLT_ROWS; i++)
+                job->first_row[i] =
+                    part + i < p->rows.n_parts ? p->rows.first[part + i] : CG_CUDA_NO_ROW;
+        }
     }
 }
 

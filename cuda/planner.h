@@ -96,4 +96,9 @@ static inline uint32_t cg_klt_thread_blocks(uint32_t n_tiles)
 {
     return (n_tiles + CG_CUDA_KLT_COLUMNS - 1) / CG_CUDA_KLT_COLUMNS;
 }
+/* And of so many tiles of rows. */
+static inline size_t cg_klt_row_pairs(uint32_t n_tile_rows)
+{
+    return (n_tile_rows + CG_CUDA_KLT_ROWS - (size_t)1) / CG_CUDA_KLT_ROWS;
+}
 #endif

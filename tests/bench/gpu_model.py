@@ -6,9 +6,10 @@ usage: gpu_model.py LIBRARY PROFILE.cgp --bits L1 L2 L3 [--rests L1 L2 L3 --rest
 
 Counts the instructions of the hot loops in the sm_90 code (cuobjdump), and what a thread block moves and multiplies by
 the profile's tables, and takes the slowest of what an H100 SXM's units need. Everything else is taken to hide behind
-it: latencies, barriers' waits, uneven ends. So the truth is below. A loop's instructions are those of its shortest path
-that does the work; rows with an escape, or whose class has a shift, are counted with theirs, as often as the classes'
-frequencies say. bits: coded bits an element at each level, as measured on the CPU.
+it: latencies, barriers' waits, uneven ends, blocks that find no room beside others. So the truth is below. A loop's
+instructions are those of its shortest path that does the work; rows with an escape, or whose class has a shift, are
+counted with theirs, as often as the classes' frequencies say. bits: coded bits an element at each level, as measured on
+the CPU.
 Left out, so that the truth is below for these, too: bank conflicts of shared memory; what stores to blocks take of L1
 and L2 (a warp's are halves of sectors); and with preset paper and at L0 what finds each row's slot (cuda/sinks.cuh).
 One chunk alone is bound by latencies instead, which are assumptions, too: each instruction of a row waits for the one
@@ -52,7 +53,11 @@ STREAM_BYTES = 132  # codec/rans.h: what a stream adds
 STREAM_PERCENT, SHORT_STREAM_PERCENT = 2, 8  # of a section, at most: as they are, and as short ones
 STREAM_ROWS = 4096  # codec/rans.h: of a stream, over the percent
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
-TILE_TOKENS, TILE_CHANNELS, WARPS, COLUMNS, BAND = 128, 128, 8, 8, 32  # cuda/layout.h: of a thread block of the sums
+# cuda/layout.h: of a row of tiles of a thread block of the sums, which has so many rows. A warp has half of the
+# frequencies (pairs of them) of two columns.
+TILE_TOKENS, TILE_CHANNELS, WARPS, COLUMNS, BAND, ROWS = 128, 128, 8, 8, 32, 1
+HALVES = ((0, 3), (1, 2))
+EXCHANGE = 8 * 4 + 2 * 8 * 4 + 2 * 8  # a warp's instructions: sums chosen, stored and loaded
 CHUNK_TOKENS, FREQUENCIES = 256, 8
 BACKWARD = re.compile(r"0x([0-9a-f]+)")
 PASSES = ("start", "symbols", "joint", "klt", "anchors", "deltas", "exponents")  # cuda/layout.h
@@ -287,16 +292,25 @@ def klt(matrices, level, code, fits_L2, rests, joint=False):
         bands, digits = columns(m, level, rests)
         pairs = [max(bands[f : f + 2]) for f in range(0, FREQUENCIES, 2)]
         steps = sum(n * share for n, _, share in digits)
+        multiplied = sum(  # by each half
+            n * share
+            for band, (n, _, share) in enumerate(digits)
+            for half in HALVES
+            if band < max(pairs[pair] for pair in half)
+        )
         there = 2 * sum(n * share for band, (n, share, _) in enumerate(digits) for pair in pairs if band < pair)
         fetched = rows * BAND * sum(n * share for band, (n, share, _) in enumerate(digits) for b in bands if band < b)
-        basis = steps * COLUMNS * 512
+        basis = sum(n * min(1, ROWS * share) for n, _, share in digits) * COLUMNS * 512 / ROWS
+        exchanged = 0 if joint else WARPS * 2 * 8 * 512
         stored = written * TILE_TOKENS * TILE_CHANNELS
         unit = {
             "tensor": there * WARPS * 2 * 4096 / (H100["int8_macs_per_clock"] * H100["share_of_mma_sync"]),
-            "issue": WARPS * (steps * step + 2 * block) / H100["issue_per_clock"],
-            # Each warp's own loads of the basis, too: shared memory and the L1 cache have one data path.
-            "shared memory": (WARPS * (there + steps) * 512 + fetched) / H100["shared_bytes_per_clock"],
-            "HBM": (stored + (1 - fits_L2) * basis * TILE_TOKENS / CHUNK_TOKENS) / (H100["hbm_GBps"] / n_sm / clock),
+            "issue": WARPS * (steps * step + 2 * block + (not joint) * EXCHANGE) / H100["issue_per_clock"],
+            # A warp loads digits once for two columns, and the basis of both; what is fetched is stored first.
+            "shared memory": (COLUMNS * (there / 2 + multiplied) * 512 + exchanged + fetched + basis)
+            / H100["shared_bytes_per_clock"],
+            "HBM": (stored + (1 - fits_L2) * steps * COLUMNS * 512 * TILE_TOKENS / CHUNK_TOKENS)
+            / (H100["hbm_GBps"] / n_sm / clock),
             "L2": (fetched + basis) / (H100["l2_GBps"] / n_sm / clock),
         }
         tiles = m["channels"] / TILE_CHANNELS
@@ -390,9 +404,9 @@ def section_bits(m, matrices, joint, level, bits):
 
 def passing(channels, clocks_per_tile):
     """Microseconds of a pass that multiplies, over so many channels of 256 tokens."""
-    tiles = CHUNK_TOKENS / TILE_TOKENS * channels / TILE_CHANNELS
-    waves = math.ceil(tiles / H100["multiprocessors"])
-    return waves * clocks_per_tile / H100["clock_GHz"] / 1e3
+    blocks = CHUNK_TOKENS / TILE_TOKENS / ROWS * channels / TILE_CHANNELS
+    waves = math.ceil(blocks / H100["multiprocessors"])
+    return waves * ROWS * clocks_per_tile / H100["clock_GHz"] / 1e3
 
 
 def run_clocks(instructions):

@@ -370,15 +370,35 @@ void EmulatedCta::clear16(void *to)
     memset(to, 0, 16);
 }
 
-void EmulatedCta::wait_copies()
+/* The first copies that are on their way. */
+void EmulatedCta::arrive(size_t n_copies)
 {
-    for (const auto &copy : copies_) {
+    for (size_t i = 0; i < n_copies; i++) {
+        const auto &copy = copies_[i];
         if (copy.second != nullptr)
             memcpy(copy.first, copy.second, 16);
         else
             memset(copy.first, 0, 16);
     }
-    copies_.clear();
+    copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(n_copies));
+    n_in_groups_ -= std::min(n_in_groups_, n_copies);
+    last_group_ -= std::min(last_group_, n_copies);
+}
+
+void EmulatedCta::wait_copies()
+{
+    arrive(copies_.size());
+}
+
+void EmulatedCta::end_copies()
+{
+    last_group_ = n_in_groups_;
+    n_in_groups_ = copies_.size();
+}
+
+void EmulatedCta::wait_older_copies()
+{
+    arrive(last_group_);
 }
 
 void EmulatedCta::load16(uint32_t out[4], const void *from) const
@@ -386,6 +406,13 @@ void EmulatedCta::load16(uint32_t out[4], const void *from) const
     if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
         throw std::logic_error("a load that is not aligned");
     memcpy(out, from, 16);
+}
+
+void EmulatedCta::store_shared16(void *to, const uint32_t from[4]) const
+{
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0)
+        throw std::logic_error("a store that is not aligned");
+    memcpy(to, from, 16);
 }
 
 void EmulatedCta::raise(uint32_t *status, uint32_t value)

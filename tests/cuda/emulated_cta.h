@@ -55,19 +55,24 @@ class EmulatedCta
     void copy16(void *to, const void *from, bool is_there = true);
     void clear16(void *to);
     void wait_copies();
+    void end_copies();
+    void wait_older_copies();
     void multiply(uint32_t d[4], const uint32_t a[4], const uint32_t b[2]);
     void load16(uint32_t out[4], const void *from) const;
     void load_shared16(uint32_t out[4], const void *from) const
     {
         load16(out, from);
     }
+    void store_shared16(void *to, const uint32_t from[4]) const;
     void raise(uint32_t *status, uint32_t value);
 
   private:
     friend class BlockEmulator;
     BlockEmulator *emulator_ = nullptr;
     uint32_t block_ = 0, pass_ = 0, thread_ = 0;
+    void arrive(size_t n_copies);
     std::vector<std::pair<void *, const void *>> copies_;
+    size_t last_group_ = 0, n_in_groups_ = 0; /* copies before the last group, and with it */
 };
 
 /* Runs thread blocks, one after another, in a random order. */

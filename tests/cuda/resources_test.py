@@ -22,7 +22,7 @@ KERNELS = {0: "start", 1: "symbols", 2: "joint", 3: "klt", 4: "anchors", 5: "del
 THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 256, 6: 256, 7: 128, 8: 128, 9: 128, 10: 128,
            11: 256, 12: 256, 13: 256}
 # One class is that of idle lanes.
-CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 154 + 1, 68 << 10
+CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 154 + 1, 52 << 10
 PROJECT_SHARED = 4 * 32 * (32 + 4 + 64 + 4)
 CODING_SUMS = 256 * 8
 SHARED = {
