@@ -37,7 +37,7 @@ enum {
     CG_CUDA_TILE_BLOCKS = 16, /* rows of a tensor instruction */
     CG_CUDA_TILE_PAIRS = 8, /* pairs of channels that are rotated together: two tiles of columns */
     CG_CUDA_KLT_COLUMNS = 8,
-    CG_CUDA_KLT_ROWS = 1, /* or 2: then a multiprocessor has one thread block, of all registers */
+    CG_CUDA_KLT_ROWS = 2, /* or 1: then a multiprocessor has room for two thread blocks */
     CG_CUDA_KLT_THREADS = CG_CUDA_KLT_ROWS * CG_CUDA_KLT_COLUMNS * CG_RANS_LANES,
     CG_CUDA_STAGE_STEPS = 2,   /* steps that are fetched together */
     CG_CUDA_STAGES = 3,        /* that are there together: one is multiplied, two are fetched */

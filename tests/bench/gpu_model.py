@@ -55,7 +55,7 @@ STREAM_ROWS = 4096  # codec/rans.h: of a stream, over the percent
 EXACT_BITS = 9  # codec/bands.c: components that are taken off before the others
 # cuda/layout.h: of a row of tiles of a thread block of the sums, which has so many rows. A warp has half of the
 # frequencies (pairs of them) of two columns.
-TILE_TOKENS, TILE_CHANNELS, WARPS, COLUMNS, BAND, ROWS = 128, 128, 8, 8, 32, 1
+TILE_TOKENS, TILE_CHANNELS, WARPS, COLUMNS, BAND, ROWS = 128, 128, 8, 8, 32, 2
 HALVES = ((0, 3), (1, 2))
 EXCHANGE = 8 * 4 + 2 * 8 * 4 + 2 * 8  # a warp's instructions: sums chosen, stored and loaded
 CHUNK_TOKENS, FREQUENCIES = 256, 8

@@ -19,10 +19,10 @@ import sys
 
 KERNELS = {0: "start", 1: "symbols", 2: "joint", 3: "klt", 4: "anchors", 5: "deltas", 6: "exponents", 7: "project",
            8: "remove", 9: "quantize", 10: "spectra", 11: "estimate", 12: "code", 13: "pack"}
-THREADS = {0: 256, 1: 256, 2: 256, 3: 256, 4: 256, 5: 256, 6: 256, 7: 128, 8: 128, 9: 128, 10: 128,
+THREADS = {0: 256, 1: 256, 2: 512, 3: 512, 4: 256, 5: 256, 6: 256, 7: 128, 8: 128, 9: 128, 10: 128,
            11: 256, 12: 256, 13: 256}
 # One class is that of idle lanes.
-CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 154 + 1, 52 << 10
+CLASS_BYTES, MOST_EXACT_CLASSES, CLASSES, KLT_SHARED = 400, 16 + 1, 154 + 1, 78 << 10
 PROJECT_SHARED = 4 * 32 * (32 + 4 + 64 + 4)
 CODING_SUMS = 256 * 8
 SHARED = {
