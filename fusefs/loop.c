@@ -1,5 +1,6 @@
 #include "fusefs/loop.h"
 
+#include "fusefs/at_hand.h"
 #include "fusefs/lanes.h"
 #include "fusefs/overdue.h"
 #include "fusefs/requests.h"
@@ -38,12 +39,13 @@ typedef struct loop {
     cg_metrics *metrics;
     cg_lanes lanes;
     cg_overdue overdue;
+    cg_at_hand at_hand;
     _Atomic uint64_t last_ns; /* when the last request came */
     _Atomic bool comes_soon;  /* the next one, by what the last ones did */
     atomic_flag is_polled;    /* the device, by one thread */
     uint64_t busy_until_ns;   /* that thread's */
-    sem_t ended;
-    pthread_mutex_t lock; /* of the rest */
+    sem_t called_main;        /* a thread has ended, or the main thread is to guard */
+    pthread_mutex_t lock;     /* of the rest */
     pthread_cond_t called;
     pthread_t threads[MAX_THREADS];
     unsigned n_threads;
@@ -174,7 +176,7 @@ static bool keep(loop *l, const struct fuse_buf *buf)
     return false;
 }
 
-static void dispatch(loop *l, struct fuse_buf *buf)
+static void dispatch(loop *l, struct fuse_buf *buf, uint64_t arrived_ns)
 {
     const struct fuse_in_header *header = buf->mem; /* never in a pipe: see op_init() */
     if (keep(l, buf))
@@ -186,10 +188,6 @@ static void dispatch(loop *l, struct fuse_buf *buf)
     const cg_lane lane = cg_request_lane(header);
     const uid_t uid = header->uid;
     const cg_request request = cg_request_counts_as(header);
-    const uint64_t arrived_ns = cg_now_ns();
-    /* Another thread's request may have come after it. */
-    const int64_t since_ns = (int64_t)(arrived_ns - atomic_exchange(&l->last_ns, arrived_ns));
-    l->comes_soon = since_ns < SOON_NS;
     if (cg_lanes_begin(&l->lanes, lane, uid)) {
         process(l, buf, request, arrived_ns);
         run_next(l, lane, uid);
@@ -258,19 +256,46 @@ static void begin_work(loop *l)
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Returns when the thread is wanted to wait for requests, or the session is over. */
-static void end_work(loop *l)
+/* Returns when the thread is wanted to wait for requests, or the session is over. waits: it counts
+ * as one that does. */
+static void end_work(loop *l, bool waits)
 {
+    const unsigned n_wanted = cg_at_hand_is_on(&l->at_hand, cg_now_ns()) ? 1 : MAX_WAITING;
     pthread_mutex_lock(&l->lock);
-    if (l->n_waiting < MAX_WAITING) {
-        l->n_waiting++;
-    } else {
+    l->n_waiting += !waits;
+    if (l->n_waiting > n_wanted) {
+        l->n_waiting--;
         l->n_parked++;
         while (l->n_called == 0 && !l->is_over)
             pthread_cond_wait(&l->called, &l->lock);
         l->n_called -= l->n_called > 0;
     }
     pthread_mutex_unlock(&l->lock);
+}
+
+static void take(loop *l, struct fuse_buf *buf)
+{
+    const struct fuse_in_header *header = buf->mem;
+    const uint64_t arrived_ns = cg_now_ns();
+    /* Another thread's request may have come after it. */
+    const int64_t since_ns = (int64_t)(arrived_ns - atomic_exchange(&l->last_ns, arrived_ns));
+    uint64_t turn;
+    bool waits = true, wakes;
+    l->comes_soon = since_ns < SOON_NS;
+    if (cg_request_takes_no_time(header)) {
+        dispatch(l, buf, arrived_ns);
+    } else if (cg_at_hand_begin(&l->at_hand, cg_request_may_be_short(header), arrived_ns, &turn,
+                                &wakes)) {
+        if (wakes)
+            sem_post(&l->called_main);
+        dispatch(l, buf, arrived_ns);
+        waits = cg_at_hand_end(&l->at_hand, turn, arrived_ns, cg_now_ns());
+    } else {
+        begin_work(l);
+        dispatch(l, buf, arrived_ns);
+        waits = false;
+    }
+    end_work(l, waits);
 }
 
 static void free_memory(void *buf)
@@ -298,14 +323,12 @@ static void *work(void *arg)
             pthread_mutex_unlock(&l->lock);
             break;
         }
-        begin_work(l);
-        dispatch(l, &buf);
-        end_work(l);
+        take(l, &buf);
     }
     pthread_cleanup_pop(1);
     /* One thread that ends ends the session: it was unmounted, or its device fails. */
     fuse_session_exit(l->session);
-    sem_post(&l->ended);
+    sem_post(&l->called_main);
     return NULL;
 }
 
@@ -334,18 +357,26 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned stor
     cg_lanes_init(&l->lanes);
     cg_overdue_init(&l->overdue, (uint64_t)store_timeout_s * 1000000000u, job_gives_back);
     atomic_flag_clear(&l->is_polled);
-    sem_init(&l->ended, 0, 0);
+    sem_init(&l->called_main, 0, 0);
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->called, NULL);
     pthread_mutex_lock(&l->lock);
     start_thread(l);
     int error = l->n_threads == 0 ? -EAGAIN : 0;
     pthread_mutex_unlock(&l->lock);
+    uint64_t due_ns = cg_now_ns() + CG_SECOND_NS;
     while (error == 0 && !fuse_session_exited(session)) {
+        const bool guards = cg_at_hand_is_guarded(&l->at_hand);
         /* A signal between the question and the wait wakes nobody. */
-        const struct timespec soon = cg_deadline_in(CG_SECOND_NS);
-        sem_clockwait(&l->ended, CLOCK_MONOTONIC, &soon);
-        give_up_late(l);
+        const struct timespec soon =
+            cg_deadline_at(guards ? cg_now_ns() + CG_AT_HAND_LOOK_NS : due_ns);
+        sem_clockwait(&l->called_main, CLOCK_MONOTONIC, &soon);
+        if (guards && cg_at_hand_look(&l->at_hand, cg_now_ns()))
+            begin_work(l); /* for the thread that has it at hand */
+        if (cg_now_ns() >= due_ns) {
+            give_up_late(l);
+            due_ns = cg_now_ns() + CG_SECOND_NS;
+        }
     }
     pthread_mutex_lock(&l->lock);
     const unsigned n_threads = l->n_threads;
@@ -364,7 +395,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned stor
     error = error != 0 ? error : l->error;
     pthread_cond_destroy(&l->called);
     pthread_mutex_destroy(&l->lock);
-    sem_destroy(&l->ended);
+    sem_destroy(&l->called_main);
     cg_overdue_destroy(&l->overdue);
     cg_lanes_destroy(&l->lanes);
     free(l);

@@ -141,6 +141,18 @@ bool cg_request_may_give_back(const struct fuse_in_header *header)
            header->opcode == FUSE_RELEASE || header->opcode == FUSE_RELEASEDIR;
 }
 
+bool cg_request_takes_no_time(const struct fuse_in_header *header)
+{
+    return cg_request_may_give_back(header) && cg_request_lane(header) == CG_LANE_FREE;
+}
+
+bool cg_request_may_be_short(const struct fuse_in_header *header)
+{
+    return (header->opcode == FUSE_LOOKUP || header->opcode == FUSE_GETATTR ||
+            header->opcode == FUSE_OPEN) &&
+           cg_request_lane(header) == CG_LANE_READ;
+}
+
 bool cg_request_gives_back(const struct fuse_in_header *header, uint64_t node_id)
 {
     struct fuse_forget_one one;

@@ -20,4 +20,7 @@ bool cg_request_lists(const struct fuse_in_header *header);
  * file. The kernel may use their addresses for nothing more then. */
 bool cg_request_may_give_back(const struct fuse_in_header *header);
 bool cg_request_gives_back(const struct fuse_in_header *header, uint64_t node_id);
+/* Whether it waits for nothing, and is done in some microseconds. Whether it mostly is. */
+bool cg_request_takes_no_time(const struct fuse_in_header *header);
+bool cg_request_may_be_short(const struct fuse_in_header *header);
 #endif

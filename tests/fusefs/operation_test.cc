@@ -1,5 +1,6 @@
 // What keeps a daemon working for long: things that change past it, and callers it cannot tell
 // apart. No mount.
+#include "fusefs/at_hand.h"
 #include "fusefs/lanes.h"
 #include "fusefs/left.h"
 #include "fusefs/overdue.h"
@@ -431,6 +432,132 @@ TEST_F(FsTest, UserHasSoManyOpenOfWhatTheDaemonTells)
     }
     for (cg_fs_file *file : files)
         cg_fs_release(fs.fs, file);
+}
+
+class AtHandTest : public testing::Test
+{
+  protected:
+    static constexpr uint64_t CLOSE_NS = CG_AT_HAND_CLOSE_NS / 4;
+    void SetUp() override
+    {
+        EXPECT_FALSE(begin(true, CG_AT_HAND_CLOSE_NS)) << "after nothing";
+        follow_through(CG_AT_HAND_APART_NS);
+    }
+    bool begin(bool may_be_short = true, uint64_t since_last_ns = CLOSE_NS)
+    {
+        now_ns += since_last_ns;
+        return cg_at_hand_begin(&at_hand, may_be_short, now_ns, &turn, &wakes);
+    }
+    bool end(uint64_t took_ns = 0)
+    {
+        now_ns += took_ns;
+        return cg_at_hand_end(&at_hand, turn, now_ns - took_ns, now_ns);
+    }
+    bool look()
+    {
+        return cg_at_hand_look(&at_hand, now_ns);
+    }
+    /* Close requests, of which none is at hand before the pause that has just begun is over. The
+     * next one is. */
+    void follow_through(uint64_t pause_ns)
+    {
+        for (uint64_t n = 1; n < pause_ns / CLOSE_NS; n++) {
+            EXPECT_FALSE(begin());
+            EXPECT_FALSE(cg_at_hand_is_on(&at_hand, now_ns));
+        }
+    }
+    cg_at_hand at_hand = {};
+    uint64_t now_ns = 0, turn = 0;
+    bool wakes = false;
+};
+
+TEST_F(AtHandTest, OnlyShortRequestsThatFollowCloselyAre)
+{
+    ASSERT_TRUE(begin());
+    EXPECT_FALSE(begin()) << "one at a time";
+    EXPECT_TRUE(end());
+    ASSERT_TRUE(begin());
+    EXPECT_TRUE(end(CG_AT_HAND_SHORT_NS));
+    const struct {
+        std::function<void()> interrupt;
+        uint64_t pause_ns;
+    } cases[] = {
+        {[&] { EXPECT_FALSE(begin(true, CG_AT_HAND_CLOSE_NS)); }, CG_AT_HAND_APART_NS},
+        {[&] { EXPECT_FALSE(begin(false)); }, CG_AT_HAND_PAUSE_NS},
+        {[&] { EXPECT_FALSE(begin(false, CG_AT_HAND_CLOSE_NS)); }, CG_AT_HAND_PAUSE_NS},
+        {[&] {
+             ASSERT_TRUE(begin());
+             EXPECT_TRUE(end(CG_AT_HAND_SHORT_NS + 1));
+         },
+         CG_AT_HAND_PAUSE_NS},
+    };
+    for (const auto &[interrupt, pause_ns] : cases) {
+        interrupt();
+        follow_through(pause_ns);
+        ASSERT_TRUE(begin());
+        EXPECT_TRUE(cg_at_hand_is_on(&at_hand, now_ns));
+        EXPECT_TRUE(end());
+    }
+}
+
+TEST_F(AtHandTest, OneThatTakesLongIsFoundByTheSecondLook)
+{
+    ASSERT_TRUE(begin());
+    EXPECT_FALSE(look());
+    EXPECT_TRUE(end());
+    ASSERT_TRUE(begin());
+    EXPECT_FALSE(look()) << "another request";
+    EXPECT_TRUE(look());
+    EXPECT_FALSE(look()) << "another thread waits already";
+    follow_through(CG_AT_HAND_PAUSE_NS);
+    ASSERT_TRUE(begin());
+    const uint64_t second = turn;
+    EXPECT_FALSE(cg_at_hand_end(&at_hand, second - 2, now_ns, now_ns)) << "the first comes back";
+    EXPECT_TRUE(end());
+}
+
+TEST_F(AtHandTest, GuardSleepsWhileNothingIs)
+{
+    EXPECT_FALSE(cg_at_hand_is_guarded(&at_hand));
+    for (int round = 0; round < 2; round++) {
+        ASSERT_TRUE(begin());
+        EXPECT_TRUE(wakes);
+        EXPECT_TRUE(end());
+        ASSERT_TRUE(begin());
+        EXPECT_FALSE(wakes);
+        EXPECT_TRUE(end());
+        EXPECT_FALSE(look());
+        for (int i = 0; i < CG_AT_HAND_IDLE_LOOKS; i++) {
+            EXPECT_TRUE(cg_at_hand_is_guarded(&at_hand));
+            EXPECT_FALSE(look());
+        }
+        EXPECT_FALSE(cg_at_hand_is_guarded(&at_hand));
+    }
+}
+
+TEST_F(AtHandTest, EachThatTheGuardFoundIsTold)
+{
+    std::atomic<int> n_found{0}, n_told{0}, n_left{4};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; i++)
+        threads.emplace_back([&] {
+            for (int k = 0; k < 1000; k++) {
+                uint64_t mine;
+                bool wakes_it;
+                if (!cg_at_hand_begin(&at_hand, true, now_ns, &mine, &wakes_it))
+                    continue;
+                std::this_thread::yield();
+                n_told += !cg_at_hand_end(&at_hand, mine, 0, 0);
+            }
+            n_left--;
+        });
+    /* At a time that is past: nothing pauses. */
+    while (n_left > 0)
+        n_found += cg_at_hand_look(&at_hand, 0);
+    for (std::thread &thread : threads)
+        thread.join();
+    EXPECT_EQ(n_found, n_told);
+    EXPECT_EQ(at_hand.turn % 2, 0u);
 }
 
 class LanesTest : public testing::Test
