@@ -380,15 +380,23 @@ static cg_status check_start(int whole_fd, int start_fd)
     return status;
 }
 
-/* Links have these in common, and nobody should find those of one file changed by the other's. */
-static bool same_attributes(const struct stat *a, const struct stat *b)
+static bool same_time(const struct timespec *a, const struct timespec *b)
 {
-    return a->st_uid == b->st_uid && a->st_gid == b->st_gid && a->st_mode == b->st_mode &&
-           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+/* Links have these in common, and nobody should find those of one file changed by the other's. To
+ * set a time is a change, too, and so has a time of its own. */
+static bool same_attributes(const struct stat *from, const struct stat *to, bool any_own_time)
+{
+    return from->st_uid == to->st_uid && from->st_gid == to->st_gid &&
+           from->st_mode == to->st_mode &&
+           (same_time(&from->st_mtim, &to->st_mtim) ||
+            (any_own_time && same_time(&to->st_mtim, &to->st_ctim)));
 }
 
 /* from_fd: of `from`, under whatever name. */
-static cg_status may_share(int from_fd, int dir_fd, const char *to)
+static cg_status may_share(int from_fd, int dir_fd, const char *to, bool any_own_time)
 {
     struct stat from_stat, to_stat, now;
     uint64_t to_bytes;
@@ -398,7 +406,7 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
         return status;
     if (fstat(from_fd, &from_stat) != 0 || fstat(to_fd, &to_stat) != 0)
         status = cg_status_from_errno(errno);
-    else if (!same_attributes(&from_stat, &to_stat))
+    else if (!same_attributes(&from_stat, &to_stat, any_own_time))
         status = CG_ERR_PERMISSION;
     /* The sync comes before the name changes hands: what `to` has may be on disk already, and what
      * `from` has need not be. */
@@ -412,7 +420,7 @@ static cg_status may_share(int from_fd, int dir_fd, const char *to)
     return status;
 }
 
-cg_status cg_file_share(int dir_fd, const char *from, const char *to)
+cg_status cg_file_share(int dir_fd, const char *from, const char *to, bool any_own_time)
 {
     char temp[PATH_MAX];
     struct stat from_stat, to_stat;
@@ -425,7 +433,7 @@ cg_status cg_file_share(int dir_fd, const char *from, const char *to)
         return cg_status_from_errno(errno);
     if (cg_same_file(&from_stat, &to_stat))
         return CG_OK;
-    if (!same_attributes(&from_stat, &to_stat)) /* before the directory is touched */
+    if (!same_attributes(&from_stat, &to_stat, any_own_time)) /* before the directory is touched */
         return CG_ERR_PERMISSION;
     cg_io_temp_path(to, temp);
     if (linkat(dir_fd, from, dir_fd, temp, 0) !=
@@ -433,7 +441,7 @@ cg_status cg_file_share(int dir_fd, const char *from, const char *to)
         return means_no_links(errno) ? CG_ERR_UNSUPPORTED : cg_status_from_errno(errno);
     const int from_fd = open_regular(dir_fd, temp, &from_bytes, &status);
     if (from_fd >= 0) {
-        status = may_share(from_fd, dir_fd, to);
+        status = may_share(from_fd, dir_fd, to, any_own_time);
         close(from_fd);
     }
     if (status == CG_OK)

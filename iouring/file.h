@@ -56,10 +56,11 @@ cg_status cg_file_name(int dir_fd, const char *temp, const char *to);
 cg_status cg_file_link(int dir_fd, const char *from, const char *to, uint64_t copy_bytes);
 /* Makes `to` another link of `from`, so that the two share their space. `from` must begin with all
  * the bytes of `to`. Links have owner, mode and time of modification in common, so these must
- * agree. (The time, too: by it rsync knows what it has brought.) `to` keeps the bytes that it had,
- * so nothing needs to be synced afterwards. CG_ERR_FOREIGN_TOKENS: the bytes differ.
+ * agree. (The time, too: by it rsync knows what it has brought. any_own_time: not where that of
+ * `to` is when it was written, and nobody has set it since.) `to` keeps the bytes that it had, so
+ * nothing needs to be synced afterwards. CG_ERR_FOREIGN_TOKENS: the bytes differ.
  * CG_ERR_PERMISSION: owner, mode or time do. CG_ERR_UNSUPPORTED: no hard links. */
-cg_status cg_file_share(int dir_fd, const char *from, const char *to);
+cg_status cg_file_share(int dir_fd, const char *from, const char *to, bool any_own_time);
 /* fsync of the directory that holds path. CG_OK also on a file system that cannot sync one. */
 cg_status cg_file_sync_dir(int dir_fd, const char *path);
 

@@ -240,7 +240,8 @@ cg_status cg_store_adopt(int root_fd, const cg_store_hook *hook, const char *pat
                          const cg_chunk_header *header);
 
 /* The same for contexts/<name>/profile.cgp. Installs it as profiles/<fingerprint>.cgp, and writes
- * `default` if there is none. Refuses what cg_profile_open() refuses. held: that file, which nobody
+ * `default` if there is none. If it is installed already, path becomes a link of that file, as
+ * cg_file_share() has it. Refuses what cg_profile_open() refuses. held: that file, which nobody
  * writes to meanwhile; NULL: whatever is there. CG_ERR_INVALID_ARGUMENT: path is no such name.
  * CG_ERR_NOT_FOUND: it leads to another file by now. */
 cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path,

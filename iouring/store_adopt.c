@@ -174,7 +174,7 @@ static void share(int root_fd, const char *path, const cg_tree_name *name, const
     for (size_t i = 0; i < N_NAMES; i++) {
         for (size_t from = 0; from < N_NAMES && is_ours[i]; from++)
             if (is_ours[from] && file_bytes[from] == longest_bytes &&
-                cg_file_share(root_fd, files[from].at, files[i].at) == CG_OK)
+                cg_file_share(root_fd, files[from].at, files[i].at, false) == CG_OK)
                 break;
     }
     for (size_t i = 0; i < N_NAMES; i++)
@@ -300,6 +300,10 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     status = status == CG_OK ? told : status;
     if (status != CG_OK && status != CG_ERR_EXISTS)
         goto done;
+    /* The model has it, and each context that is copied in brings its own. Only space is at stake.
+     * A name that leads to another file by now is not the one that was checked. */
+    if (status == CG_ERR_EXISTS && is_file(root_fd, from.at, fd))
+        cg_file_share(root_fd, to.at, from.at, true);
     cg_key_to_hex(&key, line);
     strcat(line, "\n");
     /* Which syncs the directory. */

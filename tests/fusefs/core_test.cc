@@ -152,6 +152,31 @@ TEST_F(ProfileTest, OfAContextIsInstalledForTheModelAndIsThenNoWayToChangeIt)
     EXPECT_EQ(fs.get(path_of(good)), good);
 }
 
+TEST_F(ProfileTest, OfFurtherContextsAreLinksOfTheInstalledOne)
+{
+    cg_fs_file *file, *reader;
+    Bytes read(good.size());
+    size_t n_read;
+    ASSERT_EQ(fs.put("m/contexts/c/profile.cgp", good), 0);
+    fs.mkdirs("m/contexts/d");
+    ASSERT_EQ(fs.create("m/contexts/d/profile.cgp", &file), 0);
+    ASSERT_EQ(fs.write(file, good), 0);
+    ASSERT_EQ(fs.open("m/contexts/d/profile.cgp", O_RDONLY, &reader), 0);
+    ASSERT_EQ(fs.close(file), 0);
+    struct stat installed, of_context;
+    ASSERT_EQ(::stat((store.path + "/" + path_of(good)).c_str(), &installed), 0);
+    ASSERT_EQ(::stat((store.path + "/m/contexts/d/profile.cgp").c_str(), &of_context), 0);
+    EXPECT_EQ(of_context.st_ino, installed.st_ino);
+    EXPECT_EQ(installed.st_nlink, 3u);
+    ASSERT_EQ(fs.read(reader, read.data(), read.size(), 0, &n_read), 0);
+    EXPECT_EQ(read, good) << "who has it open keeps what he has";
+    EXPECT_EQ(fs.close(reader), 0);
+    EXPECT_EQ(fs.get("m/contexts/d/profile.cgp"), good);
+    EXPECT_EQ(fs.open("m/contexts/d/profile.cgp", O_RDWR, &file), EPERM);
+    EXPECT_EQ(fs.unlink("m/contexts/d/profile.cgp"), 0);
+    EXPECT_EQ(fs.put("m/contexts/d/profile.cgp", good), 0);
+}
+
 // The kernel has few last closes under way at a time, and reading waits with them.
 TEST_F(ProfileTest, OfAContextIsInstalledAfterTheAnswerToItsLastClose)
 {

@@ -815,6 +815,90 @@ TEST_P(StoreTest, AdoptsProfilesByTheirFingerprint)
     EXPECT_EQ(dir.files("m/profiles").size(), 3u);
 }
 
+// Each is a copy of its own when it comes, larger than the chunks of a short context.
+TEST_P(StoreTest, ProfilesOfContextsAreLinksOfTheInstalledOne)
+{
+    cg_test::ProfileSpec spec;
+    spec.n_layers = 1;
+    spec.group_layers = {1};
+    const std::vector<uint8_t> bytes = cg_test::make_profile_bytes(spec);
+    const auto path_of = [](const std::string &context) {
+        return "m/contexts/" + context + "/profile.cgp";
+    };
+    const auto look = [&](const std::string &path) {
+        struct stat s = {};
+        EXPECT_EQ(::stat((dir.path + "/" + path).c_str(), &s), 0) << path;
+        return s;
+    };
+    const auto adopt = [&](const std::string &context, const cg_store_hook *hook = nullptr) {
+        return cg_store_adopt_profile(dir.fd, hook, path_of(context).c_str(), nullptr);
+    };
+    dir.write(path_of("first"), bytes);
+    ASSERT_EQ(adopt("first"), CG_OK);
+    const struct stat first = look(path_of("first"));
+    ASSERT_EQ(first.st_nlink, 2u);
+    const auto write_at = [&](const std::string &context, time_t time_s) {
+        dir.write(path_of(context), bytes);
+        const struct timespec times[2] = {{0, UTIME_OMIT}, {time_s, first.st_mtim.tv_nsec}};
+        EXPECT_EQ(utimensat(dir.fd, path_of(context).c_str(), times, 0), 0);
+    };
+
+    dir.write(path_of("cp"), bytes);
+    const int reader = ::open((dir.path + "/" + path_of("cp")).c_str(), O_RDONLY);
+    ASSERT_EQ(adopt("cp"), CG_OK);
+    EXPECT_EQ(look(path_of("cp")).st_ino, first.st_ino);
+    std::vector<uint8_t> read_back(bytes.size());
+    EXPECT_EQ(pread(reader, read_back.data(), read_back.size(), 0), ssize_t(bytes.size()));
+    EXPECT_TRUE(read_back == bytes) << "who has it open keeps what he has";
+    ::close(reader);
+    write_at("rsync", first.st_mtim.tv_sec);
+    ASSERT_EQ(adopt("rsync"), CG_OK);
+    EXPECT_EQ(look(path_of("rsync")).st_ino, first.st_ino);
+    EXPECT_EQ(adopt("rsync"), CG_OK) << "again";
+
+    write_at("older", first.st_mtim.tv_sec - 100);
+    ASSERT_EQ(adopt("older"), CG_OK);
+    EXPECT_EQ(look(path_of("older")).st_nlink, 1u) << "rsync would bring it again";
+    dir.write(path_of("private"), bytes);
+    ASSERT_EQ(fchmodat(dir.fd, path_of("private").c_str(), 0600, 0), 0);
+    ASSERT_EQ(adopt("private"), CG_OK);
+    EXPECT_EQ(look(path_of("private")).st_nlink, 1u) << "its mode is its own";
+
+    // It is another file by the time that the first one was checked.
+    dir.write(path_of("swapped"), bytes);
+    write_at("other", first.st_mtim.tv_sec);
+    struct Swap {
+        const cg_test::TempDir *dir;
+        std::string path;
+        const std::vector<uint8_t> *bytes;
+    } swap = {&dir, path_of("swapped"), &bytes};
+    cg_store_hook hook = {};
+    hook.created = [](void *, const char *, int, const char *, bool) { return CG_OK; };
+    hook.check_profile = [](void *user, int, cg_fingerprint *fingerprint_out) {
+        const auto *s = static_cast<const Swap *>(user);
+        EXPECT_EQ(renameat(s->dir->fd, "m/contexts/other/profile.cgp", s->dir->fd, s->path.c_str()),
+                  0);
+        return cg_profile_check(s->bytes->data(), s->bytes->size(), fingerprint_out);
+    };
+    hook.user = &swap;
+    const ino_t other = look(path_of("other")).st_ino;
+    EXPECT_EQ(adopt("swapped", &hook), CG_OK);
+    EXPECT_EQ(look(path_of("swapped")).st_ino, other);
+
+    // Somebody has damaged the installed one.
+    const cg_key key = cg_key_of_bytes(bytes.data(), bytes.size());
+    std::vector<uint8_t> damaged = bytes;
+    damaged.back() ^= 1;
+    std::filesystem::remove(dir.path + "/m/profiles/" + hex(key) + ".cgp");
+    dir.write("m/profiles/" + hex(key) + ".cgp", damaged);
+    dir.write(path_of("good"), bytes);
+    EXPECT_EQ(adopt("good"), CG_OK);
+    EXPECT_TRUE(dir.read(path_of("good")) == bytes);
+    EXPECT_EQ(look(path_of("good")).st_nlink, 1u);
+    for (const std::string &path : dir.files("m/contexts"))
+        EXPECT_EQ(path.find(".tmp"), std::string::npos) << path;
+}
+
 TEST_P(StoreTest, AdoptsModelDescriptionsOnlyWhereNoneIs)
 {
     dir.write("m/contexts/a/model.json", std::string(" \n{\"a\":1}"));
