@@ -34,16 +34,18 @@ typedef struct cg_space {
     int64_t keep_s[CG_N_LEVELS];
     _Atomic uint64_t
         surveyed_bytes; /* what the store took at the last survey, less what went since */
-    _Atomic uint64_t published_bytes; /* the metric of that name at the last survey */
-    _Atomic int64_t surveyed_at_s;    /* CLOCK_MONOTONIC; 0: never */
-    _Atomic int64_t survey_ms;        /* how long it took */
-    cg_status survey_status;          /* how the last one ended */
-    _Atomic bool is_known;            /* one has ended well: surveyed_bytes says something */
-    _Atomic bool is_full;             /* there was no room to be made */
-    bool is_unfinished;               /* what was to go was in use, or seemed to be */
-    bool is_waiting;                  /* for another daemon, which has the lease */
-    int64_t waits_since_s;            /* CLOCK_MONOTONIC */
-    int64_t lease_seen_s;             /* when it was ours the last time */
+    /* The metrics of these names at the last survey. */
+    _Atomic uint64_t published_bytes, written_bytes;
+    _Atomic int64_t surveyed_at_s; /* CLOCK_MONOTONIC; 0: never */
+    _Atomic int64_t survey_ms;     /* how long it took */
+    cg_status survey_status;       /* how the last one ended */
+    _Atomic bool is_known;         /* one has ended well: surveyed_bytes says something */
+    _Atomic bool is_full;          /* there was no room to be made */
+    _Atomic bool is_kept;          /* the same above the high mark, and below the quota, too */
+    bool is_unfinished;            /* what was to go was in use, or seemed to be */
+    bool is_waiting;               /* for another daemon, which has the lease */
+    int64_t waits_since_s;         /* CLOCK_MONOTONIC */
+    int64_t lease_seen_s;          /* when it was ours the last time */
 } cg_space;
 
 /* fusefs/watch.h; its thread writes, any reads. */

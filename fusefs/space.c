@@ -27,10 +27,23 @@ static uint64_t percent_of(uint64_t bytes, unsigned percent)
     return bytes / 100 * percent;
 }
 
-/* Of the survey, and what was published here since. */
+/* What has come through this mount since the survey. Most of what is published was written here,
+ * and so was what is none, as a context's profile. What was written past us counts when it gets its
+ * name. */
+static uint64_t come_since(const cg_fs *fs)
+{
+    /* First what was at the survey: another may end meanwhile, and what the metrics were before
+     * would be less. */
+    const uint64_t published_before = fs->space.published_bytes,
+                   written_before = fs->space.written_bytes;
+    const uint64_t published = fs->metrics.published_bytes - published_before,
+                   written = fs->metrics.written_bytes - written_before;
+    return published > written ? published : written;
+}
+
 static uint64_t used_now(const cg_fs *fs)
 {
-    return fs->space.surveyed_bytes + fs->metrics.published_bytes - fs->space.published_bytes;
+    return fs->space.surveyed_bytes + come_since(fs);
 }
 
 static bool may_go_on(cg_fs *fs)
@@ -188,9 +201,9 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
 static bool survey_again(cg_fs *fs, cg_survey *survey)
 {
     const uint64_t start_ns = cg_now_ns();
-    /* Read before the survey: what is published while it runs counts twice rather than not at
-     * all. */
-    const uint64_t published_bytes = fs->metrics.published_bytes;
+    /* Read before the survey: what comes while it runs counts twice rather than not at all. */
+    const uint64_t published_bytes = fs->metrics.published_bytes,
+                   written_bytes = fs->metrics.written_bytes;
     cg_survey_free(survey);
     cg_staging_make_again(&fs->staging); /* a beat: the store's clock as it is now */
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
@@ -198,6 +211,7 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
         fs->space.published_bytes = published_bytes;
+        fs->space.written_bytes = written_bytes;
         fs->space.is_known = true;
     }
     if (status != fs->space.survey_status && status != CG_ERR_CANCELLED)
@@ -263,26 +277,21 @@ static bool is_bounded(const cg_fs *fs)
     return found;
 }
 
-static uint64_t published_since(const cg_fs *fs)
-{
-    return fs->metrics.published_bytes - fs->space.published_bytes;
-}
-
-/* Whether what was published since the survey can have filled the quota. */
+/* Whether what has come since the survey can have filled the quota. */
 static bool may_be_full(const cg_fs *fs)
 {
-    return fs->space.quota_bytes > 0 && published_since(fs) > 0 &&
+    return fs->space.quota_bytes > 0 && come_since(fs) > 0 &&
            used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
 }
 
 /* The same of a model's quota. What a model took at the survey is not kept: at most the high mark.
- * So much more may fill its quota, if it was published in that model: of all models together that
- * may come soon, so that such a survey is never due at once. */
+ * So much more may fill its quota, if it came to that model: of all models together that may come
+ * soon, so that such a survey is never due at once. */
 static bool may_model_be_full(const cg_fs *fs)
 {
     bool may = false;
     for (size_t i = 0; i < fs->space.n_model_quotas; i++)
-        may |= published_since(fs) >
+        may |= come_since(fs) >
                percent_of(fs->space.model_quotas[i].bytes, HIGH_PERCENT - LOW_PERCENT);
     return may;
 }
@@ -351,6 +360,13 @@ void cg_space_tend(cg_fs *fs)
             cg_fs_log(fs, CG_LOG_WARNING,
                       "the store takes more than its quota, and nothing is left that may go");
         fs->space.is_full = is_full;
+        const bool is_kept =
+            is_no_use_at_once(fs) && ((holds && !fs->space.is_unfinished) || fs->space.is_kept);
+        if (is_kept && !is_full && !fs->space.is_kept)
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "more than %d %% of the quota is taken, and nothing is left that may go",
+                      HIGH_PERCENT);
+        fs->space.is_kept = is_kept;
     }
     cg_survey_free(&survey);
     fs->metrics.quota_bytes = fs->space.quota_bytes;
@@ -417,5 +433,9 @@ bool cg_space_wants_touch(const cg_fs *fs, const struct stat *attr)
 
 int cg_space_check(cg_fs *fs)
 {
-    return fs->space.is_full ? ENOSPC : 0;
+    /* A survey looks for what may go of what has come since. It comes after a minute, and without
+     * this a store of contexts would take all that is written until then. */
+    return fs->space.is_full || (fs->space.is_kept && used_now(fs) >= fs->space.quota_bytes)
+               ? ENOSPC
+               : 0;
 }

@@ -1,14 +1,14 @@
 /* fusefs/space.h - a mount's quota: how full its store is, and making room in it.
  *
  * There are two water marks. When the store takes more than 95 % of the quota, cold data go until
- * it takes less than 90 % (fusefs/evict.h says which). What is published through this mount, by a
- * close, a rename or a link, counts at once. What came or went without it is seen by a survey,
- * every ten minutes. Where a survey could not make room up to the mark or failed, or a model's
- * quota may be reached, the next one comes after ten times as long as it took, or a minute. Only
- * one daemon of a store makes room at a time (fusefs/lease.h); two at once would do no harm but
- * free too much. A model may have a quota of its own, with the same marks. Levels that are kept for
- * a time only (-o keep) go after each survey, whether the store is full or not. Threads: one tends
- * (cg_fs_keep() of fusefs/core.h); any may ask.
+ * it takes less than 90 % (fusefs/evict.h says which). What is written through this mount, or
+ * published by a rename or a link, counts at once. What came or went without it is seen by a
+ * survey, every ten minutes. Where a survey could not make room up to the mark or failed, or a
+ * model's quota may be reached, the next one comes after ten times as long as it took, or a minute.
+ * Only one daemon of a store makes room at a time (fusefs/lease.h); two at once would do no harm
+ * but free too much. A model may have a quota of its own, with the same marks. Levels that are kept
+ * for a time only (-o keep) go after each survey, whether the store is full or not. Threads: one
+ * tends (cg_fs_keep() of fusefs/core.h); any may ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
 #define CG_FUSEFS_SPACE_H
@@ -35,7 +35,8 @@ void cg_space_arrived(cg_fs *fs, int fd);
 void cg_space_touch(cg_fs *fs, int fd);
 /* Whether it would set the time of a file with these attributes. */
 bool cg_space_wants_touch(const cg_fs *fs, const struct stat *attr);
-/* ENOSPC: there was no room to be made, and the store is over its quota. Else 0. */
+/* ENOSPC: the last survey left more than the high mark, since nothing more may go, and with what
+ * has come since the store is over its quota. Else 0. */
 int cg_space_check(cg_fs *fs);
 
 #ifdef __cplusplus

@@ -1745,6 +1745,41 @@ TEST_F(SpaceTest, AQuotaBeyondTheDiskShowsTheDisk)
     EXPECT_EQ(shown.f_blocks, disk.f_blocks);
 }
 
+// As copies of a profile, which are larger than the chunks of a short context.
+TEST_F(SpaceTest, OrdinaryFilesCountWhenTheyAreWritten)
+{
+    make_context("c", publish(1, 4, 20), 0);
+    open();
+    cg_space_tend(fs->fs);
+    const int64_t now = now_s();
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now));
+    ASSERT_EQ(fs->put("m/contexts/c/profile.cgp", cg_test::Bytes(QUOTA / 100 * 96)), 0);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now)) << "the quota may be reached";
+    cg_space_tend(fs->fs);
+    cg_fs_file *file;
+    EXPECT_EQ(fs->create("m/contexts/c/L1/00009.kv", &file), ENOSPC);
+}
+
+// Surveys rest then, and a store of contexts would take all that comes in that time.
+TEST_F(SpaceTest, WhatContextsLeaveOfTheQuotaIsAllThatMayCome)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 6, 20);
+    make_context("c", chain, 0);
+    const uint64_t quota = used() / 97 * 100;
+    open(quota);
+    cg_space_tend(fs->fs);
+    fs->mkdirs("m/contexts/d/L3");
+    cg_fs_file *file;
+    ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0) << "there is some";
+    fs->close(file);
+    ASSERT_EQ(fs->put("m/contexts/d/tokens", cg_test::Bytes(quota / 20)), 0);
+    EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC);
+    EXPECT_EQ(fs->unlink("m/contexts/d/tokens"), 0);
+    cg_space_tend(fs->fs);
+    ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0) << "and again";
+    fs->close(file);
+}
+
 TEST_F(SpaceTest, WhatARenameOrALinkPublishesCounts)
 {
     const cg_test::Chunk large =
@@ -1755,7 +1790,7 @@ TEST_F(SpaceTest, WhatARenameOrALinkPublishesCounts)
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         fs->mkdirs("m/contexts/c/L3");
-        ASSERT_EQ(fs->put("m/contexts/c/L3/.00000.kv.AbCdEf", large.bytes), 0); // rsync
+        dir.write("m/contexts/c/L3/.00000.kv.AbCdEf", large.bytes); // past the mount
         EXPECT_FALSE(cg_space_is_due(fs->fs, now.tv_sec));
         const auto name = [&] {
             return links
