@@ -374,11 +374,15 @@ int cg_fsck(const char *store, bool repair, FILE *out)
     cg_fsck_result r = {0};
     const int root_fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int error = root_fd < 0 ? errno : 0;
-    if (error == 0 && cg_layout_check(root_fd) != CG_OK)
-        error = EPROTONOSUPPORT;
+    const cg_status found = error == 0 ? cg_layout_find(root_fd) : CG_OK;
+    if (found != CG_OK)
+        error = found == CG_ERR_NOT_FOUND ? ENOENT : EPROTONOSUPPORT;
     if (error == 0 && repair)
         error = cg_staging_open_to_remove(&staging, root_fd);
-    if (error != 0) {
+    if (found == CG_ERR_NOT_FOUND) {
+        print(out, store, CG_LAYOUT_NOT_FOUND);
+        r.n_failed++;
+    } else if (error != 0) {
         fprintf(out, "%s: cannot be opened: %s\n", store, strerror(error));
         r.n_failed++;
     } else {

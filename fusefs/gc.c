@@ -196,7 +196,8 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
             .remove = remove,
             .out = out};
     int error = g.root_fd < 0 ? errno : 0;
-    cg_status status = error == 0 ? cg_layout_check(g.root_fd) : cg_status_from_errno(error);
+    cg_status status = error == 0 ? cg_layout_find(g.root_fd) : cg_status_from_errno(error);
+    const bool is_store = g.root_fd < 0 || status != CG_ERR_NOT_FOUND;
     if (status == CG_OK && remove &&
         (error = cg_staging_open_to_remove(&g.staging, g.root_fd)) != 0)
         status = cg_status_from_errno(error);
@@ -205,7 +206,10 @@ int cg_gc(const char *store, bool orphans, bool remove, FILE *out)
         status = collect(&g);
     }
     if (status != CG_OK) {
-        fprintf(out, "%s: %s\n", store, error != 0 ? strerror(error) : cg_strerror(status));
+        fprintf(out, "%s: %s\n", store,
+                !is_store    ? CG_LAYOUT_NOT_FOUND
+                : error != 0 ? strerror(error)
+                             : cg_strerror(status));
         g.n_failed++;
     }
     fprintf(out, "%" PRIu64 " files, %" PRIu64 " bytes%s, %" PRIu64 " failures\n", g.n_found,

@@ -18,7 +18,7 @@ extern "C" {
 
 /* Writes a line to out for each find, and a sum; with remove the finds are removed. Returns the
  * exit status: 0: there is no garbage, or it is removed; 1: there is some; 2: something could not
- * be read or removed. */
+ * be read or removed, or there is no store. */
 int cg_gc(const char *store, bool orphans, bool remove, FILE *out);
 
 #ifdef __cplusplus

@@ -1,11 +1,17 @@
 #include "iouring/layout.h"
 
+#include "iouring/beneath.h"
 #include "iouring/file.h"
+#include "iouring/tree.h"
 
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { MAX_BYTES = 64 };
 
@@ -41,6 +47,39 @@ cg_status cg_layout_check(int root_fd)
     if (status != CG_OK)
         return status;
     return version <= CG_LAYOUT_VERSION ? CG_OK : CG_ERR_UNSUPPORTED_VERSION;
+}
+
+static bool has(int root_fd, const char *folder, const char *leaf)
+{
+    char path[CG_TREE_PATH_BYTES];
+    struct stat s;
+    snprintf(path, sizeof path, "%.*s/%s", CG_TREE_NAME_BYTES, folder, leaf);
+    return fstatat(root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Contexts have a model.json, too: a model's folder of them is no store. */
+static bool is_model(int root_fd, const char *name)
+{
+    return cg_tree_model_is_valid(name) &&
+           (has(root_fd, name, "objects/.") || has(root_fd, name, "contexts/.") ||
+            has(root_fd, name, "profiles/.") ||
+            (has(root_fd, name, "model.json") && !has(root_fd, name, "context.json")));
+}
+
+cg_status cg_layout_find(int root_fd)
+{
+    const cg_status status = cg_layout_check(root_fd);
+    if (status != CG_OK || has(root_fd, ".", CG_LAYOUT_FILE) || has(root_fd, ".", CG_LAYOUT_MOUNT))
+        return status;
+    DIR *dir = cg_beneath_list(openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (dir == NULL)
+        return cg_status_from_errno(errno);
+    bool found = false;
+    for (const struct dirent *e; !found && (errno = 0, e = readdir(dir)) != NULL;)
+        found = is_model(root_fd, e->d_name);
+    const int error = errno;
+    closedir(dir);
+    return found ? CG_OK : error != 0 ? cg_status_from_errno(error) : CG_ERR_NOT_FOUND;
 }
 
 cg_status cg_layout_upgrade_by(int root_fd, const cg_layout_step *steps, uint32_t n_steps)

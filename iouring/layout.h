@@ -22,6 +22,12 @@ enum { CG_LAYOUT_VERSION = 1 };
 /* CG_ERR_UNSUPPORTED_VERSION: of a later version than ours. CG_ERR_CORRUPT: the file holds no
  * number. CG_ERR_...: it cannot be read. */
 cg_status cg_layout_check(int root_fd);
+/* The same, and CG_ERR_NOT_FOUND where nothing says that there is a store: it has no number, is no
+ * mount, and no folder in it is a model's. Connectors may have written a store without a number. So
+ * it is with an empty folder: nobody could tell a new store from a disk that is not mounted. */
+cg_status cg_layout_find(int root_fd);
+#define CG_LAYOUT_NOT_FOUND                                                                        \
+    "no store: neither " CG_LAYOUT_FILE " nor the folder of a model is there"
 
 /* Brings a store from layout n to n + 1. It may be called again after a daemon was killed in the
  * middle of it, and by two daemons at once. */

@@ -24,6 +24,19 @@ gc() { "$cachegenfs" gc "$store" "$@"; }
 check "wrong usage" ends_with 2 "$cachegenfs" gc "$store" --all
 check "wrong usage" ends_with 2 "$cachegenfs" fsck
 check "no such store" ends_with 2 "$cachegenfs" fsck "$tmp/nothing"
+# A path that is mistyped, or whose disk is not mounted, is not whole.
+says_no_store() { "$cachegenfs" "$@" | grep -q ': no store: '; }
+mkdir -p "$tmp/other/m/contexts/c/L1" "$tmp/other/m/profiles"
+touch "$tmp/other/m/model.json" "$tmp/other/m/contexts/c/model.json" "$tmp/other/m/contexts/c/context.json"
+for path in "$store" "$tmp" "$tmp/other/m" "$tmp/other/m/contexts"; do
+    for command in fsck gc; do
+        check "$command: $path is none" ends_with 2 "$cachegenfs" "$command" "$path"
+        check "and is said to be" says_no_store "$command" "$path"
+    done
+done
+check "nothing comes into it" equal "$(ls -A "$store")" ""
+check "one that connectors have made" ends_with 0 "$cachegenfs" fsck "$tmp/other"
+check "has no garbage" ends_with 0 "$cachegenfs" gc "$tmp/other"
 
 mount_store
 "$chunk_files" nest "$tmp/source" 4 100000 1
