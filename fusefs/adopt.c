@@ -66,12 +66,21 @@ static cg_status claim_and_check_profile(void *user, int fd, cg_fingerprint *fin
     return cg_claim_to_publish(fd) == 0 ? check_profile(user, fd, fingerprint_out) : CG_ERR_AGAIN;
 }
 
+static void tell_not_default(void *user, const char *path, int fd)
+{
+    cg_fs_log_of_file(user, fd, "not served, as profiles/default names another profile:", path,
+                      CG_ERR_FOREIGN_PROFILE);
+}
+
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
                  const cg_chunk_header *header)
 {
     struct stat held;
-    const cg_store_hook hook = {
-        .creating = become_owner, .created = set_mode, .check_profile = check_profile, .user = fs};
+    const cg_store_hook hook = {.creating = become_owner,
+                                .created = set_mode,
+                                .check_profile = check_profile,
+                                .not_default = tell_not_default,
+                                .user = fs};
     cg_status status;
     if (header != NULL && name->kind == CG_TREE_CONTEXT_CHUNK)
         status = cg_store_adopt(fs->root_fd, &hook, path, header);
@@ -96,6 +105,7 @@ void cg_fs_adopt_tree(cg_fs *fs)
                                 .created = set_mode,
                                 .is_over = cg_fs_is_stopping,
                                 .check_profile = claim_and_check_profile,
+                                .not_default = tell_not_default,
                                 .user = fs};
     uint32_t n_adopted = 0;
     if (fs->read_only)

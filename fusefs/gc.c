@@ -170,6 +170,44 @@ static void sweep(gc *g, const cg_survey *survey, const cg_object_file *file)
         fail(g, path, error);
 }
 
+static bool is_default(const gc *g, const cg_survey *survey, const cg_object_file *file)
+{
+    wanted w = {.root_fd = g->root_fd};
+    char path[CG_TREE_PATH_BYTES];
+    cg_key key;
+    memcpy(key.bytes, file->profile.bytes, sizeof key.bytes);
+    cg_key_to_hex(&key, w.hex);
+    return cg_tree_model_file_path(survey->models[file->model], "profiles/default", path,
+                                   sizeof path) != CG_OK ||
+           has_line(g->root_fd, path, is_fingerprint, &w);
+}
+
+/* What can be decoded, and is not served now. It is no garbage: the default may change again. Files
+ * of a model follow one another. */
+static void tell_unserved(gc *g, const cg_survey *survey)
+{
+    const cg_object_file *before = NULL;
+    bool is_served = true;
+    uint64_t n_unserved = 0;
+    for (size_t i = 0; i <= survey->n_files; i++) {
+        const cg_object_file *file = i < survey->n_files ? &survey->files[i] : NULL;
+        if (n_unserved > 0 && (file == NULL || file->model != before->model)) {
+            fprintf(g->out,
+                    "%s: %" PRIu64 " files of chunks are not served: profiles/default names "
+                    "another profile\n",
+                    survey->models[before->model], n_unserved);
+            n_unserved = 0;
+        }
+        if (file == NULL || file->finest == CG_L0 || !has_profile(g, survey, file))
+            continue;
+        if (before == NULL || before->model != file->model ||
+            memcmp(&before->profile, &file->profile, sizeof file->profile) != 0)
+            is_served = is_default(g, survey, file);
+        n_unserved += !is_served;
+        before = file;
+    }
+}
+
 static cg_status collect(gc *g)
 {
     cg_survey survey;
@@ -182,6 +220,7 @@ static cg_status collect(gc *g)
                         "objects of its model stay\n");
         g->n_failed++;
     }
+    tell_unserved(g, &survey);
     for (size_t i = 0; i < survey.n_files; i++)
         sweep(g, &survey, &survey.files[i]);
     cg_survey_free(&survey);

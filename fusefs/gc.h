@@ -3,8 +3,9 @@
  * Garbage is: files that killed connectors left unfinished; objects of a profile that the model no
  * longer has, which nobody can decode; and with orphans all objects that no context names. Objects
  * that a context names, by its context.json or by a link, are never garbage (fusefs/survey.h). A
- * profile that is a model's default, or in quarantine, may come back: its objects stay. The store
- * may be in use meanwhile, and full.
+ * profile that is a model's default, or in quarantine, may come back: its objects stay. A line
+ * tells of how many files of a model are of another profile than the default one, and are not
+ * served. The store may be in use meanwhile, and full.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_GC_H

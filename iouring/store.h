@@ -216,7 +216,9 @@ cg_status cg_store_context_publish(const cg_store *store, cg_io *io, const char 
  * is_over (may be NULL): asked before each file of a tree; true ends the look at the tree.
  * check_profile (may be NULL): cg_profile_check() of the open file fd, a profile.cgp that anybody
  * may have written, in as much memory as the caller has for it. fd stays open until the profile has
- * its second name: who claims it here keeps writers out. NULL: it is read whole. */
+ * its second name: who claims it here keeps writers out. NULL: it is read whole.
+ * not_default (may be NULL): the profile of the context, path and open as fd, was adopted, but the
+ * model's profiles/default names another one: what is coded with it is not served. */
 typedef struct cg_store_hook {
     cg_status (*created)(void *user, const char *from, int dir_fd, const char *leaf,
                          bool is_folder);
@@ -224,6 +226,7 @@ typedef struct cg_store_hook {
     void (*creating)(void *user, const char *from, int dir_fd, bool is_folder);
     bool (*is_over)(void *user);
     cg_status (*check_profile)(void *user, int fd, cg_fingerprint *fingerprint_out);
+    void (*not_default)(void *user, const char *path, int fd);
 } cg_store_hook;
 
 /* Adopts a chunk of a context: makes sure that it can be found by its key, at all levels that it

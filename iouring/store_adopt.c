@@ -259,6 +259,14 @@ static cg_status check_profile(const adoption *a, int fd, cg_fingerprint *finger
     return status;
 }
 
+/* Whether profiles/default, at this place, names another profile than the first line of `line`. */
+static bool is_another(int root_fd, const char *by_default, const char *line)
+{
+    char digits[CG_KEY_HEX_BYTES - 1];
+    return cg_file_read_start(root_fd, by_default, digits, sizeof digits, NULL) == CG_OK &&
+           memcmp(digits, line, sizeof digits) != 0;
+}
+
 /* Checks the file and installs it by one descriptor: who gives its name to another file meanwhile
  * changes nothing. */
 cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const char *path,
@@ -308,8 +316,11 @@ cg_status cg_store_adopt_profile(int root_fd, const cg_store_hook *hook, const c
     strcat(line, "\n");
     /* Which syncs the directory. */
     status = write_new(&a, path, &by_default, line, strlen(line));
-    if (status == CG_ERR_EXISTS)
+    if (status == CG_ERR_EXISTS) {
+        if (hook != NULL && hook->not_default != NULL && is_another(root_fd, by_default.at, line))
+            hook->not_default(hook->user, path, fd);
         status = cg_file_sync_dir(root_fd, to.at);
+    }
 done:
     if (to.dir_fd >= 0)
         close(to.dir_fd);

@@ -177,6 +177,23 @@ TEST_F(ProfileTest, OfFurtherContextsAreLinksOfTheInstalledOne)
     EXPECT_EQ(fs.put("m/contexts/d/profile.cgp", good), 0);
 }
 
+// Connectors go by the model's default profile alone: without a word a copy would be of no use.
+TEST_F(ProfileTest, ThatIsNotTheDefaultOneIsToldOf)
+{
+    static const char TOLD[] = "not served, as profiles/default names another profile: "
+                               "m/contexts/";
+    ASSERT_EQ(fs.put("m/contexts/c/profile.cgp", good), 0);
+    fs.mkdirs("m/contexts/d");
+    ASSERT_EQ(fs.put("m/contexts/d/profile.cgp", good), 0);
+    EXPECT_EQ(fs.log().find(TOLD), std::string::npos) << fs.log();
+    const std::string another = std::string(32, 'a') + "\n";
+    ASSERT_EQ(fs.put("m/profiles/default", Bytes(another.begin(), another.end())), 0);
+    fs.mkdirs("m/contexts/e");
+    ASSERT_EQ(fs.put("m/contexts/e/profile.cgp", good), 0);
+    EXPECT_NE(fs.log().find(TOLD + std::string("e/profile.cgp of user ")), std::string::npos)
+        << fs.log();
+}
+
 // The kernel has few last closes under way at a time, and reading waits with them.
 TEST_F(ProfileTest, OfAContextIsInstalledAfterTheAnswerToItsLastClose)
 {

@@ -173,6 +173,14 @@ check "the model's default one is known" ends_with 0 gc --remove
 rm "$store/m/profiles/default"
 echo no profile > "$store/m/profiles/$profile.cgp"
 touch -d '1 hour ago' "$store/m/profiles/$profile.cgp"
+says_unserved() { gc | grep -q '^m: 4 files of chunks are not served: profiles/default'; }
+check "without a default nothing is served" says_unserved
+echo 0123456789abcdef0123456789abcdef > "$store/m/profiles/default"
+check "nor with another one" says_unserved
+check "which is no garbage" ends_with 0 gc
+echo "$profile" > "$store/m/profiles/default"
+check "with its own it is" fails says_unserved
+rm "$store/m/profiles/default"
 check "a damaged one is repaired" ends_with 1 fsck --repair
 check "into the quarantine" [ ! -e "$store/m/profiles/$profile.cgp" ]
 check "what it decodes stays" ends_with 0 gc --remove
