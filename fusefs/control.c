@@ -1,6 +1,7 @@
 #include "fusefs/control.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -59,11 +60,18 @@ void cg_control_attr(const cg_control *control, int file, struct stat *attr_out)
     attr_out->st_blksize = 4096;
 }
 
+/* The process is asked for now: a daemon goes to the background after its start. */
+static char *config_now(const cg_control *control)
+{
+    char *text;
+    return asprintf(&text, "%spid = %d\n", control->config_text, (int)getpid()) < 0 ? NULL : text;
+}
+
 char *cg_control_text(const cg_control *control, int file, const cg_metrics *metrics)
 {
     switch (file) {
     case CG_CONTROL_VERSION: return strdup("cachegenfs " CG_VERSION "\n");
-    case CG_CONTROL_CONFIG: return strdup(control->config_text);
+    case CG_CONTROL_CONFIG: return config_now(control);
     default: return cg_metrics_text(metrics);
     }
 }

@@ -722,7 +722,9 @@ TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics)
 {
     EXPECT_EQ(fs.list(""), (std::vector<std::string>{".cachegenfs", "m"}));
     EXPECT_EQ(fs.list(".cachegenfs"), (std::vector<std::string>{"config", "metrics", "version"}));
-    EXPECT_EQ(fs.get(".cachegenfs/config"), (Bytes{'a', ' ', '=', ' ', 'b', '\n'}));
+    const Bytes config = fs.get(".cachegenfs/config");
+    EXPECT_EQ(std::string(config.begin(), config.end()),
+              "a = b\npid = " + std::to_string(getpid()) + "\n");
     EXPECT_EQ(fs.get(".cachegenfs/version")[0], 'c');
     cg_fs_file *file;
     EXPECT_EQ(fs.open(".cachegenfs/config", O_WRONLY, &file), EACCES);

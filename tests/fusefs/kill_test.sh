@@ -34,4 +34,24 @@ for round in 1 2 3 4; do
     check "round $round: everything is there" same_tree "$tmp/source" "$mnt/m/contexts"
     unmount
 done
+
+# As SEMANTICS.md says under "Stop and start", with a daemon in the background and somebody who keeps the mount busy.
+pid_told() { sed -n 's/^pid = //p' "$mnt/.cachegenfs/config"; }
+# The test's own folder may be left when a check fails.
+at_end() { kill "$(pid_told)" 2> /dev/null; }
+check "a daemon starts" "$cachegenfs" "$store" "$mnt"
+exec 8< "$mnt/m"
+check "the mount is busy" fails umount "$mnt"
+pid=$(pid_told)
+check "it tells its process" grep -qa cachegenfs "/proc/$pid/cmdline"
+check "which ends" kill "$pid"
+check "soon" timeout 60 tail --pid="$pid" -f /dev/null
+check "the next one starts" timeout 60 "$cachegenfs" "$store" "$mnt"
+check "another process" fails equal "$(pid_told)" "$pid"
+check "everything is there" same_tree "$tmp/source" "$mnt/m/contexts"
+exec 8<&-
+pid=$(pid_told)
+check "nobody is in the way" umount "$mnt"
+check "it has ended" timeout 60 tail --pid="$pid" -f /dev/null
+at_end() { :; }
 report
