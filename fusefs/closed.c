@@ -7,6 +7,7 @@
 #include "fusefs/space.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 void cg_closed_init(cg_closed *closed)
@@ -96,6 +97,18 @@ static void end(cg_fs *fs, cg_fs_file *file)
     cg_fs_give_back_descriptor(fs, opener);
 }
 
+/* A context that was copied to the root or into a model's folder, as where contexts/ was not there:
+ * all went well, and nothing in it is ever found. Deeper down people may keep what they like. */
+static void tell_if_misplaced(cg_fs *fs, const cg_fs_file *file, const char *path)
+{
+    static const char LEAF[] = "/context.json";
+    const char *leaf = strrchr(path, '/'), *slash = strchr(path, '/');
+    if (leaf != NULL && strcmp(leaf, LEAF) == 0 &&
+        (slash == leaf || strchr(slash + 1, '/') == leaf))
+        cg_fs_log_of_file(fs, file->fd, "not served, contexts lie in MODEL/contexts/NAME:", path,
+                          CG_ERR_INVALID_ARGUMENT);
+}
+
 /* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
  * written. The caller frees the path. */
 static bool is_to_be_adopted(cg_fs *fs, const cg_fs_file *file, cg_tree_name *name_out,
@@ -106,6 +119,7 @@ static bool is_to_be_adopted(cg_fs *fs, const cg_fs_file *file, cg_tree_name *na
     cg_tree_parse(*path_out, name_out);
     if (name_out->kind == CG_TREE_CONTEXT_PROFILE || name_out->kind == CG_TREE_CONTEXT_MODEL)
         return true;
+    tell_if_misplaced(fs, file, *path_out);
     free(*path_out);
     return false;
 }

@@ -718,6 +718,24 @@ TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen)
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), ENOENT);
 }
 
+TEST_F(FsTest, AContextWhereNobodyLooksForOneIsToldOf)
+{
+    static const char TOLD[] = "not served, contexts lie in MODEL/contexts/NAME: ";
+    const Bytes json{'{', '}'};
+    for (const char *folder : {"m/contexts/c", "m/contexts/c/old", "m/copies/c"}) {
+        fs.mkdirs(folder);
+        ASSERT_EQ(fs.put(std::string(folder) + "/context.json", json), 0);
+    }
+    ASSERT_EQ(fs.put("context.json", json), 0);
+    EXPECT_EQ(fs.log().find(TOLD), std::string::npos) << fs.log();
+    for (const char *folder : {"c", "m/c", "m/contexts"}) {
+        fs.mkdirs(folder);
+        const std::string path = std::string(folder) + "/context.json";
+        ASSERT_EQ(fs.put(path, json), 0);
+        EXPECT_NE(fs.log().find(TOLD + path + " of user "), std::string::npos) << fs.log();
+    }
+}
+
 TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics)
 {
     EXPECT_EQ(fs.list(""), (std::vector<std::string>{".cachegenfs", "m"}));
