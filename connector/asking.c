@@ -331,14 +331,16 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
     for (size_t i = 0; i < n; i++)
         most += prefixes[i]->n_wanted;
     const bool has_memory = batch_init(&b, most);
+    bool may_keep = false;
     if (has_memory) {
         n_in = batch_fill(&b, prefixes, n, width->n_chunks);
         keeping kept = {rt, b.keys};
         const cg_store_keeper keeper = {keep_file, &kept, keepable(rt)};
+        may_keep = keeper.n_most > 0;
         w = wait_for(prefixes, n_in, silence_ns);
         status = cg_store_lookup_open(c->store, io, b.keys, b.n_keys, cg_model_profile(&c->model),
                                       accepted, &(cg_store_patience){until_ns, &w},
-                                      keeper.n_most > 0 ? &keeper : NULL, b.entries, &n_errors);
+                                      may_keep ? &keeper : NULL, b.entries, &n_errors);
     }
     const uint64_t took_ns = cg_now_ns() - began_ns;
     const cg_asked asked = conclude(&w, io, status, n_errors, took_ns);
@@ -361,6 +363,8 @@ static cg_asked ask_chunks(cg_asking_width *width, cg_io *io, cg_prefix **prefix
             cg_chunk_memory_put(rt->chunk_memory, &b.keys[i],
                                 status == CG_OK ? accepted : b.entries[i].levels, &b.entries[i],
                                 cg_now_ns());
+    if (may_keep)
+        cg_runtime_wake_reader(rt); /* which closes what nobody has used for a while */
     pthread_mutex_unlock(&rt->lock);
     for (size_t i = 0; i < n_in; i++)
         if (!goes_on(prefixes[i], &w, asked, status))

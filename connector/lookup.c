@@ -61,8 +61,11 @@ static void promise(cg_runtime *rt, const cachegen_lookup *l, const cg_plan *pla
 {
     const uint64_t now_ns = cg_now_ns();
     const bool is_anytime = plan->policy == CG_POLICY_TTFT_BUDGET && plan->level_plus_1 == 0;
-    /* Where another process loads, nobody says here that it has begun: until it should be over. */
-    const uint64_t kept_ns = l->hit.predicted_ns > PROMISE_NS ? l->hit.predicted_ns : PROMISE_NS;
+    /* Where another process loads, nobody says here that it has begun: until it should be over. A
+     * load that takes longer than its budget mostly ends before. */
+    const uint64_t load_ns =
+                       l->hit.predicted_ns < l->budget_ns ? l->hit.predicted_ns : l->budget_ns,
+                   kept_ns = load_ns > PROMISE_NS ? load_ns : PROMISE_NS;
     cg_link_promise made = {.plan = cg_plan_id(l->plan, l->plan_bytes),
                             .prefix = *last_key(&l->prefix),
                             .until_ns = now_ns + kept_ns};
@@ -281,10 +284,10 @@ static void finish(cg_runtime *rt, cachegen_lookup *l)
 }
 
 /* Deep enough for all chunks of a long prompt at once: questions are small, and the store may be a
- * network away. Where that is refused (limits of locked memory, of open files) the configured
- * depth has to do. A mount of cachegenfs on this host has a daemon that works on 24 questions at
- * once. io_uring would give each open to a thread of the kernel's, which costs half as much CPU
- * time again as as many threads of ours. */
+ * network away. Where that is refused (limits of locked memory, of open files) threads do it, or
+ * the configured depth of what was configured. A mount of cachegenfs on this host has a daemon that
+ * works on 24 questions at once. io_uring would give each open to a thread of the kernel's, which
+ * costs half as much CPU time again as as many threads of ours. */
 static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
 {
     const cg_io_config config = cg_runtime_io_config(rt->connector);

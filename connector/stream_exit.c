@@ -303,12 +303,13 @@ static void predict(const outlook *o)
 
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Where recomputing is late too, only knowing counts, and what others lose
- * that are loaded meanwhile: a step of the engine ends when all that it computes is computed. None
- * of them may be late by what is late itself, and of two none by what is in time. At the deadline a
- * link that has fallen silent has had its time, unless little is missing: what even a slow link
- * brings before the load must end in any case. With min_delay each moment of a load that is given
- * up is lost, so the first sample may decide, if by a wide margin. */
+ * even at twice the speed. Of a link that is silent that is not: it may go on in a moment. Where
+ * recomputing is late too, only knowing counts, and what others lose that are loaded meanwhile: a
+ * step of the engine ends when all that it computes is computed. None of them may be late by what
+ * is late itself, and of two none by what is in time. At the deadline a link that has fallen silent
+ * has had its time, unless little is missing: what even a slow link brings before the load must end
+ * in any case. With min_delay each moment of a load that is given up is lost, so the first sample
+ * may decide, if by a wide margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
@@ -337,7 +338,8 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
             return true;
         }
     }
-    if (o->is_known && pays && hoped_ns > left && !can_wait) {
+    const bool may_go_on = o->is_silent && here.ns <= left;
+    if (o->is_known && pays && hoped_ns > left && !can_wait && !may_go_on) {
         const held_up others = held_up_by(stream, o, here);
         if (gain_ns > others.ns && others.n_late == 0)
             return true;
@@ -380,7 +382,9 @@ static outlook look_out(const cg_stream_plan *plan, const cg_speeds *speeds, uin
     o.engine_ns = cg_stream_engine_ns(plan, speeds, now_ns);
     o.is_silent = is_bound;
     o.is_known = is_bound || speeds->link.n_samples >= SURE_SAMPLES;
-    o.hope = o.is_known ? SOME_HOPE : speeds->link.n_samples > 0 ? GREAT_HOPE : 0;
+    o.hope = is_bound || (!o.is_known && speeds->link.n_samples > 0) ? GREAT_HOPE
+             : o.is_known                                            ? SOME_HOPE
+                                                                     : 0;
     o.trip_hope = is_bound ? 1 : cg_estimator_without_trip(&speeds->link, speeds->latency_ns);
     /* Samples that are little but round trips say no more than that nothing is known. */
     o.low_bps = later(o.low_bps, o.trip_hope > 1 ? o.trip_hope * o.link_bps / UNKNOWN_DOUBT : 0);
@@ -399,9 +403,9 @@ cg_stream *cg_stream_hopeless(cg_stream_plan *plan, const cg_speeds *speeds, uin
     for (const cg_stream *stream = plan->streams; stream != NULL; stream = stream->next)
         any = any || may_be_cut(stream);
     plan->check_ns = UINT64_MAX;
-    plan->checked_ns = now_ns;
     if (!any || !(cg_speeds_recompute(speeds).tokens_per_s > 0))
         return NULL;
+    plan->checked_ns = now_ns;
     const outlook o = look_out(plan, speeds, now_ns);
     queue before = first_in_queue(plan, speeds);
     if (o.link_bps > 0)

@@ -576,19 +576,21 @@ static cg_status install_model(const context *c)
     return status;
 }
 
-/* Whether the context.json that is there now is c's. */
-static bool json_is_ours(const context *c)
+/* Whether the context.json that is there now is this text; NULL: whether there is none. */
+static bool json_is(const context *c, const char *json)
 {
     char path[CG_TREE_PATH_BYTES];
     uint8_t *now = NULL;
     size_t n_bytes;
-    const bool is_ours =
-        cg_tree_context_file_path(c->store->model, c->name, "context.json", path, sizeof path) ==
-            CG_OK &&
-        cg_file_read(c->store->root_fd, path, c->json_bytes, &now, &n_bytes) == CG_OK &&
-        n_bytes == c->json_bytes && memcmp(now, c->json, n_bytes) == 0;
+    cg_status status =
+        cg_tree_context_file_path(c->store->model, c->name, "context.json", path, sizeof path);
+    if (status == CG_OK)
+        status = cg_file_read(c->store->root_fd, path, MAX_SMALL_FILE_BYTES, &now, &n_bytes);
+    const bool is_it = json == NULL ? status == CG_ERR_NOT_FOUND
+                                    : status == CG_OK && n_bytes == strlen(json) &&
+                                          memcmp(now, json, n_bytes) == 0;
     free(now);
-    return is_ours;
+    return is_it;
 }
 
 typedef struct removal {
@@ -604,7 +606,7 @@ static bool remove_if_stale(void *user, int dir_fd, const char *leaf, uint32_t i
     if (index < c->n_links && (c->links[index].levels >> r->of.level & 1) != 0)
         return true;
     if (!r->is_known)
-        r->is_ours = json_is_ours(c);
+        r->is_ours = json_is(c, c->json);
     r->is_known = true;
     if (r->is_ours)
         unlinkat(dir_fd, leaf, 0);
@@ -624,7 +626,7 @@ static void remove_stale(const context *c)
 static cg_status publish(context *c, cg_io *io)
 {
     char path[CG_TREE_PATH_BYTES], json_path[CG_TREE_PATH_BYTES];
-    bool conflict;
+    bool conflict = false;
     const int root_fd = c->store->root_fd;
     cg_status status =
         cg_tree_context_file_path(c->store->model, c->name, "context.json", json_path, sizeof path);
@@ -648,6 +650,10 @@ static cg_status publish(context *c, cg_io *io)
         (!c->tokens_are_same &&
          (status = cg_file_write(root_fd, path, c->tokens, c->tokens_bytes, true)) != CG_OK))
         return status;
+    /* Of what was there some was believed since it was looked at. Meanwhile another host may have
+     * published the name, and then the files are of its context. */
+    if (!same && !json_is(c, conflict ? NULL : c->old_json) && !json_is(c, c->json))
+        return CG_ERR_EXISTS;
     /* The folder first: it holds names that cg_file_install() has not synced. A context.json that
      * is on disk names files that are. */
     if (!same &&

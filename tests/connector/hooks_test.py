@@ -648,6 +648,10 @@ class HoldTest(unittest.TestCase):
         self.worker.submit(Metadata())
         self.assertEqual(self.calls, self.held((1, 2), (3, 4)))
 
+    def test_where_a_request_computes_anew_what_it_had_for_all(self):
+        self.worker.submit(Metadata(overwritten=set(), is_recomputing=True))
+        self.assertEqual(self.calls, self.held((1, 2), (3, 4)))
+
     def test_what_is_copied_holds_nothing(self):
         self.copied.add((1, 2))
         self.worker.submit(Metadata(overwritten=set()))

@@ -269,6 +269,15 @@ class KvLayoutTest(unittest.TestCase):
                 worker.register(on_gpu(caches), engine(caches))
             self.assertEqual(worker._holds_later, unknown is None)
 
+    def test_beside_another_connector_too(self):
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        own = type("CachegenConnector", (), {"__module__": "cachegen.vllm"})
+        for group, is_alone in ((own(), True), (object(), False)):  # as MultiConnector, which has it as one of several
+            worker = Worker(types.SimpleNamespace(cg=Recorder(), rank=RANK, profile=""), Failures(), block_tokens=16)
+            with unittest.mock.patch("vllm.distributed.kv_transfer.kv_transfer_state._KV_CONNECTOR_AGENT", group):
+                worker.register(on_gpu(caches), engine(caches))
+            self.assertEqual(worker._holds_later, is_alone)
+
     def test_a_gpu_that_is_off_is_told_once_and_for_good(self):
         library = Recorder()
         worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)

@@ -1335,9 +1335,9 @@ class OverwriteTest(unittest.TestCase):
     def test_any_may_be_where_a_request_computes_anew_what_it_had(self):
         made = scheduler(Store(hit=0))  # as vLLM does where what it had was loaded, and that failed
         made.matched_tokens(request(), 0)
-        for n_computed, overwritten in ((0, {1, 2, 3}), (64, set()), (128, set()), (32, None), (96, set())):
-            step = step_of("r", n_computed, 64, n_blocks=3, is_new=n_computed == 0)
-            self.assertEqual(made.step(step).overwritten, overwritten)
+        for n_computed, overwritten in ((0, {1, 2, 3}), (64, set()), (128, set()), (32, set()), (96, set())):
+            step = made.step(step_of("r", n_computed, 64, n_blocks=3, is_new=n_computed == 0))
+            self.assertEqual((step.overwritten, step.is_recomputing), (overwritten, n_computed == 32))
 
     def test_any_may_be_where_planning_fails(self):
         self.assertIsNone(scheduler(Store()).step(None).overwritten)

@@ -410,6 +410,26 @@ TEST_P(TwoPublishersTest, NoContextHasAFileThatAnotherPutThereMeanwhile)
     EXPECT_TRUE(dir.read("backing/links/contexts/c/L0/00001.kv") == chain[1].bytes);
 }
 
+// What was believed of the old one may not hold of the new one's files.
+TEST_P(TwoPublishersTest, AContextThatCameMeanwhileStays)
+{
+    ASSERT_EQ(context(past, past_io, 2), CG_OK);
+    const std::string json = "backing/links/contexts/c/context.json";
+    odd->hold_next("name", "/contexts/c/L0/00002.kv");
+    cg_status status = CG_OK;
+    std::thread publisher([&] { status = context(store, io, 3); });
+    EXPECT_TRUE(comes_true([&] { return odd->n_hanging() > 0; }));
+    const std::vector<uint8_t> before = dir.read(json), other = {'{', '}'};
+    dir.write(json, other);
+    odd->release();
+    publisher.join();
+    EXPECT_EQ(status, CG_ERR_EXISTS);
+    EXPECT_TRUE(dir.read(json) == other);
+    EXPECT_EQ(context(store, io, 3), CG_OK) << "a later one replaces what makes no sense";
+    EXPECT_FALSE(dir.read(json) == other);
+    EXPECT_FALSE(dir.read(json) == before);
+}
+
 TEST_P(TwoPublishersTest, AContextLosesNoFileToWhoPublishedTheNameBefore)
 {
     odd->hold_next("readdir", "/contexts/c/L0");

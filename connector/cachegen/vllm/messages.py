@@ -46,6 +46,7 @@ class Metadata(KVConnectorMetadata):
     saves: list[SavePlan] = field(default_factory=list)
     cancelled_loads: set[str] = field(default_factory=set)  # requests whose loads are void, and end as failed
     overwritten: set[int] | None = None  # blocks that get new content from this step on; None: not known
+    is_recomputing: bool = False  # a request computes what it had, in blocks of its own, which may be others', too
     prefill_tokens: int = 0  # 0: this step says nothing about the speed of prefilling
     prefill_pairs: int = 0  # the sum of their positions
     asked_tokens: int = 0  # of prompts that are being looked up, less what the engine has of them

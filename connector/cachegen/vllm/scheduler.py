@@ -437,10 +437,9 @@ class Scheduler:
             if state.lookup is not None and now_ns - state.lookup_started_ns < ASKED_NS
         )
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
-        is_recomputing = self._plan_saves(scheduler_output, metadata)
+        metadata.is_recomputing = self._plan_saves(scheduler_output, metadata)
         self._count_queue(metadata)
-        if not is_recomputing:
-            metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
+        metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
 
     def _plan_saves(self, scheduler_output, metadata):
         """Whether a request computes anew, in its blocks, what it had: what vLLM makes of a load that failed."""

@@ -46,6 +46,13 @@ def _may_be_freed(save_progress):
     return save_progress.done and save_progress.copied
 
 
+def _is_alone():
+    """Whether no other connector loads into the engine's blocks: those of a MultiConnector would."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    return not has_kv_transfer_group() or type(get_kv_transfer_group()).__module__.split(".")[0] == "cachegen"
+
+
 class Worker:
     def __init__(self, library, failures, block_tokens):
         self.library, self.failures = library, failures  # library: None where the connector is disabled
@@ -95,9 +102,10 @@ class Worker:
         self._report.profiles.add(self.library.profile)
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
-            # Of another release it is not known whether it calls submit() before it overwrites anything: there each
-            # save holds the engine's stream until it is copied.
-            self._holds_later = refusal() is None
+            # Of another release it is not known whether it calls submit() before it overwrites anything, and another
+            # connector may write into blocks on streams of its own: there each save holds the engine's stream until it
+            # is copied.
+            self._holds_later = refusal() is None and _is_alone()
         if getattr(vllm_config, "lora_config", None) is not None:
             try:
                 self._adapters = HeldAdapters(vllm_config.lora_config)
@@ -119,7 +127,7 @@ class Worker:
             return
         self._submitted = metadata
         self._left_s = STEP_WAIT_S
-        self._await_copies(metadata.overwritten)
+        self._await_copies(None if metadata.is_recomputing else metadata.overwritten)
         self._forget_adapted(metadata.overwritten or set())
         self._report_queue(metadata.queued_tokens, metadata.queued_pairs)
         for plan in metadata.loads:
