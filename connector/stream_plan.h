@@ -22,13 +22,13 @@
  * reads from memory. Until then every chunk is read coarse first, and of what need not arrive no
  * more than 128 KiB is under way; levels in files of their own are chosen as for a link ten times
  * slower. While the link's speed is unknown, ranges under way are of different files and of 16 KiB,
- * or for a far store of a page for each millisecond until it answers, 128 KiB at most: less would
- * be measured as round trips. As long as what came may all be from memory, 512 KiB at most are
- * under way: the next chunk may be the first that comes over the link. A near store may have a slow
- * link. There the first range of a file is read alone: reading it opens the file, and each opening
- * may make a network file system forget what it has cached of it. The first range of a chunk whose
- * sizes are guessed is read alone, too; it is half of what the coarsest level is thought to have,
- * or the header where a file has not even that.
+ * or by ttft_budget of a far store of a page for each millisecond until it answers, 128 KiB at
+ * most: less would be measured as round trips. As long as what came may all be from memory, 512 KiB
+ * at most are under way: the next chunk may be the first that comes over the link. A near store may
+ * have a slow link. There the first range of a file is read alone: reading it opens the file, and
+ * each opening may make a network file system forget what it has cached of it. The first range of a
+ * chunk whose sizes are guessed is read alone, too; it is half of what the coarsest level is
+ * thought to have, or the header where a file has not even that.
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
  * its load, when its time is up, or when the memory is needed. A range that arrives later is
  * dropped.

@@ -50,9 +50,11 @@ double cg_stream_full_window(const cg_speeds *speeds, double link_bps, uint64_t 
 }
 
 /* While nothing was measured of the link. Over a long one what little is under way is a sample of
- * round trips alone. */
-static uint64_t first_range(const cg_speeds *speeds)
+ * round trips alone. But min_delay may give a load up by its first sample, so that comes soon. */
+static uint64_t first_range(const cg_stream *stream, const cg_speeds *speeds)
 {
+    if (!cg_stream_is_anytime(stream))
+        return FIRST_RANGE;
     const double pages = fmin(speeds->latency_ns / 1e6, FIRST_FAR_PAGES);
     const uint64_t bytes = (uint64_t)pages * CG_STREAM_PAGE_BYTES;
     return bytes > FIRST_RANGE ? bytes : FIRST_RANGE;
@@ -198,7 +200,7 @@ uint64_t cg_stream_range_bytes(const cg_stream_window *w, const cg_stream *strea
     if (cg_stream_is_papers(stream))
         return UINT64_MAX / 2;
     if (!(link_bps > 0))
-        return stream->has_fixed_level ? RANGE : first_range(speeds);
+        return stream->has_fixed_level ? RANGE : first_range(stream, speeds);
     double bytes = RANGE;
     const double most = link_bps / 8 * RANGE_MS / 1000;
     /* A chunk of one level is of use only whole. */

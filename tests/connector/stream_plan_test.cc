@@ -1523,12 +1523,15 @@ TEST_F(StreamPlanTest, WhileNothingIsKnownOfAFarLinkRangesAreAsLargeAsItIsFar)
     const struct {
         double latency_ms;
         uint64_t range;
-    } cases[] = {{0, 16 * KIB}, {2, 16 * KIB}, {10, 40 * KIB}, {32, 128 * KIB}, {500, 128 * KIB}};
+        cg_policy policy = CG_POLICY_TTFT_BUDGET;
+    } cases[] = {{0, 16 * KIB},   {2, 16 * KIB},    {10, 40 * KIB},
+                 {32, 128 * KIB}, {500, 128 * KIB}, {500, 16 * KIB, CG_POLICY_MIN_DELAY}};
     for (const auto &c : cases) {
         Stream stream(10);
         for (uint32_t i = 0; i < 10; i++)
             for (uint32_t l = CG_L1; l < CG_N_LEVELS; l++)
                 stream.s.sizes[i].bytes[l] = 16384 * KIB >> l;
+        stream.s.policy = c.policy;
         start(16, 1000000 * KB);
         link(0);
         speeds.latency_ns = c.latency_ms * 1e6;
