@@ -303,13 +303,12 @@ static void predict(const outlook *o)
 
 /* Whether a stream should be cut now. With a budget, recomputing waits as long as it can be in time
  * itself, for the link may yet prove faster; unless it is known by now that loading will be late
- * even at twice the speed. Of a link that is silent that is not: it may go on in a moment. Where
- * recomputing is late too, only knowing counts, and what others lose that are loaded meanwhile: a
- * step of the engine ends when all that it computes is computed. None of them may be late by what
- * is late itself, and of two none by what is in time. At the deadline a link that has fallen silent
- * has had its time, unless little is missing: what even a slow link brings before the load must end
- * in any case. With min_delay each moment of a load that is given up is lost, so the first sample
- * may decide, if by a wide margin. */
+ * even at twice the speed. Where recomputing is late too, only knowing counts, and what others lose
+ * that are loaded meanwhile: a step of the engine ends when all that it computes is computed. None
+ * of them may be late by what is late itself, and of two none by what is in time. At the deadline a
+ * link that has fallen silent has had its time, unless little is missing: what even a slow link
+ * brings before the load must end in any case. With min_delay each moment of a load that is given
+ * up is lost, so the first sample may decide, if by a wide margin. */
 static bool should_cut(const cg_stream *stream, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
@@ -338,8 +337,10 @@ static bool should_cut(const cg_stream *stream, const outlook *o, queue before, 
             return true;
         }
     }
-    const bool may_go_on = o->is_silent && here.ns <= left;
-    if (o->is_known && pays && hoped_ns > left && !can_wait && !may_go_on) {
+    /* A link that is silent for a moment may go on. To wait for it as long as recomputing can be in
+     * time cost deadlines (in the simulator, three traces, one request at a time: 2.4 % over budget
+     * instead of none): what is recomputed too much costs none. */
+    if (o->is_known && pays && hoped_ns > left && !can_wait) {
         const held_up others = held_up_by(stream, o, here);
         if (gain_ns > others.ns && others.n_late == 0)
             return true;

@@ -1374,8 +1374,7 @@ TEST_F(StreamPlanTest, ALinkThatFallsSilentIsBelievedToBeSlow)
     EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 100 * MS, &index), nullptr);
     EXPECT_GT(cg_stream_wake_ns(&plan), 100 * MS);
     EXPECT_LT(cg_stream_wake_ns(&plan), 2 * SECOND) << "nothing ends, and yet it looks again";
-    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 1700 * MS, &index), nullptr) << "it may go on";
-    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 1730 * MS, &index), &stream.s);
+    EXPECT_EQ(cg_stream_hopeless(&plan, &speeds, 1700 * MS, &index), &stream.s);
     EXPECT_EQ(index, 0u);
 }
 
@@ -1406,29 +1405,7 @@ TEST_F(StreamPlanTest, ALinkThatFallsSilentInMidLoadIsSeenWhateverWasAskedForSin
         while (now_ns < 2 * SECOND && cut(now_ns) < 0)
             now_ns += 5 * MS;
         EXPECT_GE(now_ns, from_ns + 50 * MS);
-        EXPECT_LE(now_ns, 1195 * MS) << "recomputing what is left takes 0.8 s";
-    }
-}
-
-// As a lost packet makes it, or a server that writes back what it has.
-TEST_F(StreamPlanTest, ALinkThatIsSilentForAMomentHasItsTimeWhileRecomputingHas)
-{
-    for (const double tokens_per_s : {2560.0, 5120.0}) { // all in 1 s, or in 0.5 s
-        SCOPED_TRACE(tokens_per_s);
-        Stream stream(10, 2 * SECOND);
-        start(16, 1000000 * KB);
-        link(1e6); // it needs 0.8 s
-        speeds.configured_tokens_per_s = tokens_per_s;
-        stream.s.end_token = 2560;
-        add(&stream);
-        begin_all(0);
-        for (uint64_t id = 1; id <= 3; id++) {
-            ended(id, true, id * MS);
-            begin_all(id * MS + 1000);
-        }
-        ASSERT_GT(plan.window.n_reading, 0u);
-        for (uint64_t now_ns = 4 * MS; now_ns < 400 * MS; now_ns += 5 * MS)
-            ASSERT_LT(cut(now_ns), 0) << now_ns;
+        EXPECT_LE(now_ns, SECOND) << "recomputing can be in time";
     }
 }
 
