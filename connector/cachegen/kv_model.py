@@ -134,11 +134,12 @@ class KvModel:
     def dtype_name(self):
         return dtype_name(self.dtype)
 
-    def _stack(self, cache):
+    def _stack(self, cache, n_sequences=1):
+        """K, V of all sequences, one behind the other."""
         layers = getattr(cache, "layers", None)
         if layers is None or len(layers) != self.n_layers:
             raise Unsupported("a KV cache that is not one pair of K and V a layer")
-        shape = (1, self.n_kv_heads, self.head_dim)
+        shape = (n_sequences, self.n_kv_heads, self.head_dim)
         for layer in layers:
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
             if keys is None or values is None:
@@ -146,18 +147,24 @@ class KvModel:
             for x in (keys, values):
                 if (x.shape[0], x.shape[1], x.shape[3]) != shape:
                     raise Unsupported(f"a layer whose cache is {tuple(x.shape)}, not {shape} by tokens")
-        return tuple(torch.stack([getattr(x, name)[0].transpose(0, 1) for x in layers]) for name in ("keys", "values"))
+        return tuple(
+            torch.stack([getattr(x, name).transpose(1, 2).flatten(0, 1) for x in layers]) for name in ("keys", "values")
+        )
 
     @torch.no_grad()
     def _check_rope(self):
-        """The same token at every position has the same K but for the rotation, in every layer: so this finds rope
-        kinds and pairings that the configuration does not tell, and layers without rotation."""
+        """A token alone has the same K at every position but for the rotation, in every layer: so this finds rope kinds
+        and pairings that the configuration does not tell, and layers without rotation. (Not so the same token many
+        times over: it attends to all that came before, and where attention has sinks it learns how many there are.)"""
         if not self.rope.rotary_dim:
             return
         positions = torch.tensor([0, 1, 2, 7, 60, 300, 1000], device=self.device)
         ids = torch.full_like(positions, min(100, self.model.get_input_embeddings().num_embeddings - 1))
-        out = self.model(ids[None], position_ids=positions[None], past_key_values=self.new_cache(), use_cache=True)
-        k = self.rope.rotate(self._stack(out.past_key_values)[0].float(), positions, inverse=True)
+        out = self.model(
+            ids[:, None], position_ids=positions[:, None], past_key_values=self.new_cache(), use_cache=True
+        )
+        k = self._stack(out.past_key_values, len(positions))[0].float()
+        k = self.rope.rotate(k, positions, inverse=True)
         error = (k - k[:, :1]).flatten(1).norm(dim=1) / (k.flatten(1).norm(dim=1) + 1e-9)
         worst = int(error.argmax())
         self.rope_error = error.max().item()

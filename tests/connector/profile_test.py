@@ -85,6 +85,10 @@ CODED = {
     "StableLm, partial rotary": lambda: config(
         "StableLm", num_key_value_heads=2, hidden_size=256,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+    "GptOss, attention with sinks": lambda: config(
+        "GptOss", num_key_value_heads=2, head_dim=64, num_local_experts=4, num_experts_per_tok=2, pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        initializer_range=0.6),  # so that what the sinks take from attention is much of a layer's output
 }  # fmt: skip
 
 REFUSED = {
