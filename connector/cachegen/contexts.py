@@ -11,12 +11,26 @@ from .profile_file import BLOCK_TOKENS
 CONTINUATION = 256  # tokens after a context
 
 
-def windows(name, ids, n_tokens):
-    """Contexts that cover ids one after the other, each with its continuation; a short text is one shorter context."""
-    size = n_tokens + CONTINUATION
-    starts = range(0, max(len(ids) - size, 0) + 1, size)
-    found = [Context(f"{name}@{at}", ids[at : at + size], n_tokens) for at in starts if at + size <= len(ids)]
-    if not found and len(ids) >= CONTINUATION // 4 + 64:
+def tokenize(tokenizer, text):
+    """(what the tokenizer puts before any text, the text's own tokens): a beginning of sentence, or nothing."""
+    def ids(text, **options):
+        return torch.tensor(tokenizer(text, verbose=False, **options).input_ids, dtype=torch.long)
+
+    own, whole = (ids("a", add_special_tokens=special) for special in (False, True))
+    before = [n for n in range(len(whole) - len(own) + 1) if torch.equal(whole[n : n + len(own)], own)]
+    return whole[: before[0] if before else 0], ids(text, add_special_tokens=False)
+
+
+def windows(name, ids, n_tokens, first=()):
+    """Contexts that cover ids one after the other, each with its continuation; a short text is one shorter context.
+
+    first: the tokens that each begins with, as each prompt of an engine does; they are of its n_tokens."""
+    first = torch.as_tensor(first, dtype=ids.dtype)
+    size = n_tokens + CONTINUATION - len(first)
+    starts = range(0, len(ids) - size + 1, size)
+    found = [Context(f"{name}@{at}", torch.cat([first, ids[at : at + size]]), n_tokens) for at in starts]
+    if not found and len(first) + len(ids) >= CONTINUATION // 4 + 64:
+        ids = torch.cat([first, ids])
         follow = min(CONTINUATION, len(ids) // 4)
         found = [Context(f"{name}@0", ids, (len(ids) - follow) // BLOCK_TOKENS * BLOCK_TOKENS)]
     return found

@@ -18,7 +18,7 @@ import torch
 from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
 from .compute_type import DTYPES, dtype_name
-from .contexts import Caches, pick, windows
+from .contexts import Caches, pick, tokenize, windows
 from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel
@@ -47,16 +47,16 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
     """(calibration contexts, held-out contexts). Without held-out files the last window of each text is held out."""
     def tokens(path):
         with open(path, encoding="utf-8", errors="replace") as file:
-            return torch.tensor(tokenizer(file.read(), verbose=False).input_ids)
+            return tokenize(tokenizer, file.read())
 
     calibration, held_out = [], []
     for path in paths:
-        ids, name = tokens(path), os.path.basename(path)
-        found = windows(name, ids, n_tokens)
+        (first, ids), name = tokens(path), os.path.basename(path)
+        found = windows(name, ids, n_tokens, first)
         if not held_out_paths:
             if len(found) == 1:
-                found = windows(name, ids[: len(ids) // 2], n_tokens)
-                held_out += windows(f"{name}+{len(ids) // 2}", ids[len(ids) // 2 :], n_tokens)
+                found = windows(name, ids[: len(ids) // 2], n_tokens, first)
+                held_out += windows(f"{name}+{len(ids) // 2}", ids[len(ids) // 2 :], n_tokens, first)
             else:
                 held_out += found[-1:]
                 found = found[:-1]
@@ -64,7 +64,8 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
             raise SystemExit(f"profile: {path} has only {len(ids)} tokens, too few to calibrate on")
         calibration.append(pick(found, per_text))
     for path in held_out_paths or ():
-        held_out += windows(os.path.basename(path), tokens(path), n_tokens)[:1]
+        first, ids = tokens(path)
+        held_out += windows(os.path.basename(path), ids, n_tokens, first)[:1]
     # Round robin over the texts, so that a stop-gap after a few contexts has seen several domains.
     longest = max(map(len, calibration))
     return [c[i] for i in range(longest) for c in calibration if i < len(c)], held_out

@@ -30,6 +30,7 @@ try:
 
     from cachegen import abi, make_profile, paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
+    from cachegen.contexts import CONTINUATION
     from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
     from cachegen.kv_model import FISHER_DRAWS, Context, KvModel
@@ -99,6 +100,13 @@ REFUSED = {
 }  # fmt: skip
 
 
+def make_tokenizer():
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
 def make_model(folder, model_config):
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(model_config)
@@ -106,10 +114,7 @@ def make_model(folder, model_config):
         if name.endswith("k_proj.bias"):
             torch.nn.init.normal_(parameter, std=20.0)  # trained Qwen2 has such keys
     model.to(torch.float32).save_pretrained(folder)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=make_tokenizer()).save_pretrained(folder)
 
 
 def run_cgtool(*arguments):
@@ -187,6 +192,35 @@ class ProfileTest(unittest.TestCase):
         self.assertGreater(errors[0], 0.05, f"{errors}")  # 192 tokens span few of the channels
         self.assertGreater(sizes[0], sizes[1])
         self.assertGreater(sizes[1], sizes[2])
+
+    def test_each_context_begins_as_a_prompt_does(self):
+        with open(self.text) as file:
+            text = file.read()
+        n_tokens, bare = 64, make_tokenizer()
+        own, size = torch.tensor(bare.encode(text).ids), n_tokens + CONTINUATION
+        template = make_tokenizer()
+        template.add_special_tokens(["<bos>", "<eos>"])
+        first = template.token_to_id("<bos>")
+        template.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<bos> $A <eos>", special_tokens=[(name, template.token_to_id(name)) for name in ("<bos>", "<eos>")]
+        )
+        short = self.path("short")
+        with open(short, "w") as file:
+            file.write(text[:size])
+        for tokenizer, before in ((bare, []), (template, [first])):
+            def cut(paths, held_out, tokenizer=tokenizer):
+                fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+                calibration, held_out = profile.read_contexts(fast, paths, held_out, n_tokens, 0)
+                return [context.ids.tolist() for context in calibration + held_out]
+
+            n_own = size - len(before)
+            want = [before + own[at : at + n_own].tolist() for at in range(0, len(own) - n_own + 1, n_own)]
+            self.assertGreater(len(want), 3)
+            with self.subTest(before=before):
+                self.assertTrue(cut([self.text], None) == want, "the last one is held out")
+                self.assertTrue(cut([self.text], [self.text]) == want + want[:1])
+                halves = [before + half.tolist() for half in (own[: size // 2], own[size // 2 : size])]
+                self.assertTrue(cut([short], None) == halves)
 
     def test_as_many_contexts_as_asked_for_make_the_curve(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())

@@ -40,7 +40,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from cachegen.command import Progress  # noqa: E402
 from cachegen.compute_type import dtype_name  # noqa: E402
-from cachegen.contexts import Caches, windows  # noqa: E402
+from cachegen.contexts import Caches, tokenize, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.klt import Matrices  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
@@ -172,8 +172,8 @@ class Study:
         self.profiles = dict(options.profile)  # codec: path; None: there is none to be had
 
     def contexts(self, name, text):
-        ids = torch.tensor(self.tokenizer(text, verbose=False).input_ids)
-        return windows(name, ids, self.options.tokens)[: self.options.contexts]
+        first, ids = tokenize(self.tokenizer, text)
+        return windows(name, ids, self.options.tokens, first)[: self.options.contexts]
 
     def calibration(self):
         """{name of a text: its contexts}"""
