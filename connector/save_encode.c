@@ -113,7 +113,8 @@ static void weigh_done(cg_job *job)
     cg_save_chunk *chunk = chunk_of(job);
     *job = encode_job(chunk);
     cg_status status = atomic_load(&chunk->status);
-    if (status == CG_OK)
+    /* Tasks leave L0, also of what cannot be weighed. */
+    if (status == CG_OK || cg_save_is_exact_left(chunk, status))
         status = cg_pool_go_on(chunk->save->op.runtime->encoders, CG_JOB_ENCODE, job);
     if (status != CG_OK) {
         fail(chunk, status);
@@ -126,6 +127,14 @@ bool cg_save_is_nested(const cg_save_chunk *chunk)
     const unsigned lossy = (unsigned)chunk->levels >> CG_L1;
     const bool is_one = (lossy & (lossy - 1)) == 0;
     return !is_one && cg_encoder_can_nest(chunk->save->op.connector->model.profile, chunk->levels);
+}
+
+bool cg_save_is_exact_left(const cg_save_chunk *chunk, cg_status status)
+{
+    const cachegen_save *save = chunk->save;
+    const uint32_t levels = save->op.connector->store_levels;
+    return status == CG_ERR_INVALID_ARGUMENT && chunk->encoder != NULL &&
+           (levels >> CG_L0 & 1) != 0 && save->prefix_level == CG_L0;
 }
 
 /* The chunk's encoder, for the levels that are to be made. */

@@ -90,7 +90,8 @@ cg_status cg_save_publish_chunk(const cg_save_chunk *chunk, cg_io *io)
         if ((chunk->levels >> level & 1) != 0 && !is_in_finer)
             status = publish_level(chunk, io, (cg_level)level);
     }
-    if (status == CG_OK && chunk->encoder != NULL) {
+    /* Not of lossy levels that could not be made. */
+    if (status == CG_OK && chunk->levels >> CG_L1 != 0) {
         cg_runtime *rt = chunk->save->op.runtime;
         pthread_mutex_lock(&rt->lock);
         rt->stats.symbols_saturated += cg_encoder_n_saturated(chunk->encoder);

@@ -125,7 +125,8 @@ class Engine
 {
   public:
     enum { BLOCK_TOKENS = 16, N_BLOCKS = 40 };
-    float amplitude = 1; // of what the model computes
+    float amplitude = 1;                // of what the model computes
+    uint32_t spoilt_token = UINT32_MAX; // prefill() leaves a NaN in its K
     explicit Engine(const Store &store, const std::string &more = "", Heads heads = Heads(),
                     const Placement &placement = {})
         : Engine(store.dir.path, store.spec, more, heads, placement)
@@ -220,6 +221,10 @@ class Engine
         for_each(0, static_cast<uint32_t>(tokens.size()),
                  [&](uint32_t token, uint32_t layer, uint32_t plane, uint32_t head, uint32_t d,
                      uint8_t *at) { value(hashes[token], layer, plane, head, d, at); });
+        if (spoilt_token < tokens.size())
+            cg_put_le(element(0, 0, table[spoilt_token / BLOCK_TOKENS], spoilt_token % BLOCK_TOKENS,
+                              heads_.first, 0),
+                      element_bytes(), element_bits(dtype_, NAN));
     }
     void poison()
     {

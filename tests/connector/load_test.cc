@@ -726,6 +726,46 @@ TEST_P(LoadTest, CountsSymbolsThatDidNotFit)
     EXPECT_EQ(engine.stats().chunks_saved[1], 4u);
 }
 
+// Lossy levels cannot have it, but L0 can, and so the prompt is found as far as it goes.
+TEST_P(LoadTest, WhatIsNotFiniteIsStoredAtL0WhereThatIsOneOfTheLevels)
+{
+    for (const ProfileSpec &spec : {nesting_spec(), spec_4(), spec_4(ProfileSpec(), 32)}) {
+        const Store store(true, spec);
+        Engine engine(store, with("\"store_levels\": [\"L0\", \"L2\"]"));
+        ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
+        engine.level_plus_1 = 1;
+        engine.spoilt_token = 32 + 20; // of the second chunk
+        const Tokens tokens = prompt(32 * 3);
+        EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+        const cachegen_stats s = engine.stats();
+        EXPECT_EQ(s.save_errors, 1u) << "the lossy levels";
+        EXPECT_EQ(s.saves_dropped, 0u);
+        EXPECT_EQ(s.chunks_saved[0], 3u);
+        EXPECT_EQ(s.chunks_saved[2], 2u);
+        EXPECT_EQ(s.symbols_saturated, 0u);
+        const std::vector<uint8_t> computed = engine.memory;
+        const Load l = engine.load(tokens);
+        EXPECT_EQ(l.progress.loaded_tokens, 95u);
+        engine.for_each(0, 95, [&](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
+            const uint8_t *want = computed.data() + (at - engine.memory.data());
+            ASSERT_EQ(memcmp(at, want, engine.element_bytes()), 0);
+        });
+        // What is behind it is saved as well when the store has its L0.
+        const Tokens longer = prompt(32 * 4);
+        EXPECT_EQ(engine.save(longer), CACHEGEN_OK);
+        EXPECT_EQ(engine.stats().chunks_saved[0], 4u);
+        EXPECT_EQ(engine.stats().chunks_saved[2], 3u);
+        EXPECT_EQ(engine.load(longer).progress.loaded_tokens, 127u);
+    }
+    // Where L0 is not asked for nothing is stored of it, nor of what is behind it.
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L2\"]"));
+    engine.spoilt_token = 32 + 20;
+    EXPECT_EQ(engine.save(prompt(32 * 3)), CACHEGEN_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(engine.stats().chunks_saved[2], 1u);
+    EXPECT_EQ(engine.stats().saves_dropped_failed, 2u);
+}
+
 TEST_P(LoadTest, LossyLevelsAreNamesOfOneFileAndEachLoadReadsItsOwnPart)
 {
     const Store store(true);
