@@ -18,6 +18,7 @@ V_SMOOTHING = 0.5
 # Information is a second derivative; what errors of a level's size cost is another thing, and is known less well. So
 # weights take half of the way from the one to the other, in logarithms.
 LAYER_EXPONENT = 0.5
+LEAST_V = 0.35  # of a layer's V, weight times deviation, next to that of all layers
 _MOST_RATIO = 8.0  # of a layer's cost to what its information says
 _MOST_FACTOR = 2.0  # of a layer's weights
 LEAST_CONTEXTS = 3  # whose agreement says something
@@ -159,6 +160,20 @@ class Moments:
         weight[:, V] = (of_heads ** (1 - V_SMOOTHING) * mean**V_SMOOTHING).flatten(1)
         floor = weight.mean((0, 2), keepdim=True) * 1e-3
         return torch.maximum(weight, floor).clamp(min=1e-12).float()
+
+    def floor_v(self, weight):
+        """weight, with each layer's V raised until the root mean square of weight times deviation is LEAST_V of that of
+        all layers.
+
+        What a text's gradients call unimportant another language may depend on: English ones say so of V of the first
+        layer, of which a level's step then codes next to nothing. With SmolLM2-135M and an English calibration this
+        costs 0.8 % more bits at L2 and changes KL divergence of English by no more than noise; Chinese and Japanese
+        have 6 to 30 % less at L2, 27 to 37 % less at L1. Higher floors cost more: 0.5 some 5 % of bits."""
+        size = (weight * self.variance().sqrt())[:, V].square().mean(1).sqrt()
+        least = LEAST_V * size.square().mean().sqrt()
+        raised = weight.clone()
+        raised[:, V] *= (least / size.clamp(min=1e-30)).clamp(min=1).float()[:, None]
+        return raised
 
     def basis(self, weight):
         """{(group, matrix): f32 [N][N] with components as rows, most variance first}"""

@@ -73,11 +73,12 @@ def calibrate(model, caches, contexts, matrices, progress):
 
 
 def fill_transform(moments, matrices, model, progress, factors=None):
-    """With MOST_SINKS. factors: of the weights, as weigh_layers()."""
+    """With MOST_SINKS. factors: of the weights, as weigh_layers(); V's floor is put under what they leave. None: those
+    of the information alone, by which weigh_layers() predicts."""
     progress.start("eigenvectors")
     weight = moments.weight(model.head_dim)
     if factors is not None:
-        weight = weight * factors[:, :, None].to(weight.device)
+        weight = moments.floor_v(weight * factors[:, :, None].to(weight.device))
     return Transform(matrices, moments.mean(), weight, moments.basis(weight), MOST_SINKS, model.device)
 
 
@@ -95,9 +96,9 @@ def layer_costs(model, context, k, v, transform, step):
 
 
 def weigh_layers(model, caches, contexts, transform, step, progress):
-    """Factors of the weights by layer_costs() of contexts; None of too few."""
+    """Factors of the weights by layer_costs() of contexts; 1 of too few."""
     if len(contexts) < LEAST_CONTEXTS:
-        return None
+        return torch.ones(model.n_layers, 2)
     progress.start("what errors of each layer cost")
     costs = []
     for i, context in enumerate(contexts):
@@ -224,9 +225,8 @@ def make_profile(model, fingerprint, caches, contexts, matrices, steps, n_classe
     transform = fill_transform(moments, matrices, model, progress)
     step = (steps or parse_steps(DEFAULT))[LAYERS_LEVEL][0]
     factors = weigh_layers(model, caches, pick(contexts, N_LAYERS_CONTEXTS), transform, step, progress)
-    if factors is not None:
-        del transform  # one basis at a time
-        transform = fill_transform(moments, matrices, model, progress, factors)
+    del transform  # one basis at a time
+    transform = fill_transform(moments, matrices, model, progress, factors)
     del moments
     if n_shared:
         join_groups(model, caches, contexts, transform, n_shared, progress)

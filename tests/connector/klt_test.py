@@ -33,7 +33,7 @@ from cachegen.assemble import (  # noqa: E402
     quantize_basis,
 )
 from cachegen.block_steps import CHUNK_TOKENS, Importance, factors_of  # noqa: E402
-from cachegen.klt import Matrices, Moments, Transform, layer_factors  # noqa: E402
+from cachegen.klt import LEAST_V, Matrices, Moments, Transform, layer_factors  # noqa: E402
 from cachegen.kv_model import Context  # noqa: E402
 from cachegen.make_profile import (  # noqa: E402
     MAX_CHANNELS,
@@ -199,6 +199,22 @@ class WeightsTest(unittest.TestCase):
         torch.testing.assert_close(found[1], 2 * found[0])
         same = self.squares(one + other, one + other)
         torch.testing.assert_close(same[:2], (one + other)[:2], msg="of one context's scale")
+
+
+    def test_v_of_a_layer_that_gradients_call_unimportant_has_a_floor(self):
+        matrices, information = Matrices(GROUPS, True), torch.ones(sum(GROUPS), 2, C)
+        information[0, 1] = 1e-4
+        moments = Moments(sum(GROUPS), C, matrices, "cpu")
+        moments.add(flat(correlated()), information)
+        one = torch.ones(sum(GROUPS), 2)
+        for factors in (one, one - 0.5 * torch.eye(sum(GROUPS), 2).flip(1)):  # the floor is under what factors leave
+            weight = moments.weight(4) * factors[:, :, None]
+            found = fill_transform(moments, matrices, MODEL, Quiet(), factors).weight
+            size, bare = ((w * moments.variance().sqrt())[:, 1].square().mean(1).sqrt() for w in (found, weight))
+            self.assertLess(bare[0], 0.02 * bare[1:].min())
+            torch.testing.assert_close(size[0], LEAST_V * bare.square().mean().sqrt())
+            torch.testing.assert_close(found[0, 1] / weight[0, 1], (found / weight)[0, 1, :1].expand(C), msg="alike")
+            self.assertTrue(torch.equal(found[1:], weight[1:]) and torch.equal(found[0, 0], weight[0, 0]))
 
 
 class LayersTest(unittest.TestCase):
