@@ -13,7 +13,6 @@ import os
 import time
 
 import numpy as np
-import torch
 
 from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
