@@ -56,7 +56,7 @@ uint64_t cg_fsck_wait_ns(uint64_t *start_ns, uint64_t now_ns, uint64_t read_byte
 
 /* The command. Writes a line to out for each finding, and a sum. Exit status: 0 all is whole, 1
  * something was not (and is repaired, if asked for), 2 something could not be read or repaired, or
- * is being written. */
+ * is being written, or there is no store. */
 int cg_fsck(const char *store, bool repair, FILE *out);
 
 #ifdef __cplusplus

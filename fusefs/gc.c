@@ -193,8 +193,8 @@ static void tell_unserved(gc *g, const cg_survey *survey)
         const cg_object_file *file = i < survey->n_files ? &survey->files[i] : NULL;
         if (n_unserved > 0 && (file == NULL || file->model != before->model)) {
             fprintf(g->out,
-                    "%s: %" PRIu64 " files of chunks are not served: profiles/default names "
-                    "another profile\n",
+                    "%s: %" PRIu64 " files of chunks are not served: profiles/default does "
+                    "not name their profile\n",
                     survey->models[before->model], n_unserved);
             n_unserved = 0;
         }

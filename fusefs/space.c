@@ -27,6 +27,12 @@ static uint64_t percent_of(uint64_t bytes, unsigned percent)
     return bytes / 100 * percent;
 }
 
+static uint64_t published_since(const cg_fs *fs)
+{
+    const uint64_t before = fs->space.published_bytes;
+    return fs->metrics.published_bytes - before;
+}
+
 /* What has come through this mount since the survey. Most of what is published was written here,
  * and so was what is none, as a context's profile. What was written past us counts when it gets its
  * name. */
@@ -34,9 +40,7 @@ static uint64_t come_since(const cg_fs *fs)
 {
     /* First what was at the survey: another may end meanwhile, and what the metrics were before
      * would be less. */
-    const uint64_t published_before = fs->space.published_bytes,
-                   written_before = fs->space.written_bytes;
-    const uint64_t published = fs->metrics.published_bytes - published_before,
+    const uint64_t written_before = fs->space.written_bytes, published = published_since(fs),
                    written = fs->metrics.written_bytes - written_before;
     return published > written ? published : written;
 }
@@ -322,7 +326,13 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
         (may_be_full(fs) || may_model_be_full(fs) || fs->space.is_full || fs->space.is_unfinished ||
          fs->space.survey_status != CG_OK))
         return true;
-    return (may_be_full(fs) && !is_no_use_at_once(fs)) ||
+    /* Writers may only wait for room that is there: of what was written some came anew for old, or
+     * went again. */
+    if (fs->space.is_kept && used_now(fs) >= fs->space.quota_bytes &&
+        passed_s >= ASK_SECONDS + (int64_t)fs->space.survey_ms / 1000)
+        return true;
+    return (may_be_full(fs) && !is_no_use_at_once(fs) &&
+            (published_since(fs) > 0 || has_rested(fs, passed_s, ASK_SECONDS))) ||
            (fs->space.is_unfinished && fs->space.survey_status == CG_OK &&
             has_rested(fs, passed_s, ASK_SECONDS));
 }
@@ -433,7 +443,7 @@ bool cg_space_wants_touch(const cg_fs *fs, const struct stat *attr)
 
 int cg_space_check(cg_fs *fs)
 {
-    /* A survey looks for what may go of what has come since. It comes after a minute, and without
+    /* A survey looks for what may go of what has come since. It comes after a while, and without
      * this a store of contexts would take all that is written until then. */
     return fs->space.is_full || (fs->space.is_kept && used_now(fs) >= fs->space.quota_bytes)
                ? ENOSPC

@@ -457,7 +457,7 @@ static cg_status look_at_old(context *c)
         return status;
     status = cg_file_read(c->store->root_fd, path, MAX_SMALL_FILE_BYTES, &old, &old_bytes);
     c->has_old_json = status != CG_ERR_NOT_FOUND;
-    if (status == CG_OK)
+    if (status == CG_OK && memchr(old, 0, old_bytes) == NULL)
         c->old_json = strndup((const char *)old, old_bytes);
     free(old);
     old = NULL;
@@ -638,6 +638,7 @@ static cg_status publish(context *c, cg_io *io)
     if (!same && c->has_old_json) {
         if ((status = find_conflict(c, &conflict)) != CG_OK)
             return status;
+        conflict |= c->old_json == NULL; /* it tells nobody anything */
         if (conflict && (status = retire_json(c, json_path)) != CG_OK)
             return status;
     }

@@ -19,6 +19,7 @@ V_SMOOTHING = 0.5
 # weights take half of the way from the one to the other, in logarithms.
 LAYER_EXPONENT = 0.5
 LEAST_V = 0.35  # of a layer's V, weight times deviation, next to that of all layers
+MOST_RAISED = 1e3  # times for that: V that hardly varies is of its bias, and not to be coded finely
 _MOST_RATIO = 8.0  # of a layer's cost to what its information says
 _MOST_FACTOR = 2.0  # of a layer's weights
 LEAST_CONTEXTS = 3  # whose agreement says something
@@ -172,7 +173,7 @@ class Moments:
         size = (weight * self.variance().sqrt())[:, V].square().mean(1).sqrt()
         least = LEAST_V * size.square().mean().sqrt()
         raised = weight.clone()
-        raised[:, V] *= (least / size.clamp(min=1e-30)).clamp(min=1).float()[:, None]
+        raised[:, V] *= (least / size.clamp(min=1e-30)).clamp(1, MOST_RAISED).float()[:, None]
         return raised
 
     def basis(self, weight):

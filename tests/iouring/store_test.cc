@@ -426,7 +426,7 @@ TEST_P(StoreTest, RepublishesAContextWhoseJsonIsWrong)
          {with("\"first_position\":16", "\"first_position\":17"),
           with("\"n_tokens\":16", "\"n_tokens\":4294967295"), with(model, std::string(32, '0')),
           with(hex(chain[1].header.key), std::string(32, '0')), json.substr(0, json.size() / 2),
-          std::string("{}"), std::string()}) {
+          std::string("{}"), std::string(), std::string("{\0}", 3)}) {
         SCOPED_TRACE(wrong);
         ASSERT_EQ(context("c", shorter, 1), CG_OK);
         dir.write("m/contexts/c/context.json", wrong);
