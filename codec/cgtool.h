@@ -63,6 +63,13 @@ void cg_tool_complain(const char *path, const char *format, ...)
 /* Complains with cg_strerror(); the exit code that belongs to the status. */
 int cg_tool_fail(const char *path, cg_status status);
 
+typedef struct cg_tool_hex_text {
+    char text[CG_KEY_HEX_BYTES];
+} cg_tool_hex_text;
+
+/* A key's or a fingerprint's bytes as text. */
+cg_tool_hex_text cg_tool_hex(const uint8_t bytes[16]);
+
 typedef struct cg_tool_file {
     uint8_t *bytes; /* free() */
     size_t n_bytes;

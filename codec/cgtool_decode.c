@@ -167,17 +167,15 @@ static int write_tensors(const char *path, const collection *all)
                               {all->plane[CG_K], plane_bytes},
                               {all->plane[CG_V], plane_bytes},
                               {all->ids, 8 * all->n_tokens}};
-    char position[16], parent[CG_KEY_HEX_BYTES], model[CG_KEY_HEX_BYTES];
-    cg_key model_key;
-    memcpy(model_key.bytes, all->first.model.bytes, sizeof model_key.bytes);
+    char position[16];
+    const cg_tool_hex_text parent = cg_tool_hex(all->first.parent.bytes),
+                           model = cg_tool_hex(all->first.model.bytes);
     snprintf(position, sizeof position, "%u", all->first.first_position);
-    cg_key_to_hex(&all->first.parent, parent);
-    cg_key_to_hex(&model_key, model);
     const cg_safetensors_text metadata[] = {
         {CG_TOOL_WORST_LEVEL, cg_tool_level_name(all->worst_level)},
         {CG_TOOL_FIRST_POSITION, position},
-        {CG_TOOL_PARENT, parent},
-        {CG_TOOL_MODEL, model},
+        {CG_TOOL_PARENT, parent.text},
+        {CG_TOOL_MODEL, model.text},
         {CG_TOOL_EXTRA, "images, adapters or scales of the cache"}};
     const size_t n_metadata = sizeof metadata / sizeof *metadata - !all->has_extra;
     const cg_status status = cg_safetensors_header(tensors, 3, metadata, n_metadata,

@@ -197,15 +197,12 @@ static int read_origin(const cg_tool_options *options, const cg_safetensors *ten
     const char *path = options->paths[0], *salt = options->salt != NULL ? options->salt : "",
                *level = cg_safetensors_metadata(tensors, CG_TOOL_WORST_LEVEL),
                *decoded = cg_safetensors_metadata(tensors, CG_TOOL_MODEL);
-    char hex[CG_KEY_HEX_BYTES];
-    cg_key model_key;
     /* As connectors do: they find what is encoded here. */
     const cg_fingerprint of_cache = cg_key_model(model, kv->geometry.dtype);
     *origin_out = (origin){.worst_level = (uint8_t)options->prefix_level,
                            .parent = cg_key_root(&of_cache, salt, strlen(salt))};
-    memcpy(model_key.bytes, model->bytes, sizeof model_key.bytes);
-    cg_key_to_hex(&model_key, hex);
-    if (level != NULL && (decoded == NULL || strcmp(decoded, hex) != 0)) {
+    if (level != NULL &&
+        (decoded == NULL || strcmp(decoded, cg_tool_hex(model->bytes).text) != 0)) {
         cg_tool_complain(path, "was decoded from chunks of another model");
         return CG_TOOL_BAD_DATA;
     }

@@ -234,6 +234,15 @@ void cg_tool_paths_free(cg_tool_paths *paths)
     *paths = (cg_tool_paths){0};
 }
 
+cg_tool_hex_text cg_tool_hex(const uint8_t bytes[16])
+{
+    cg_tool_hex_text result;
+    cg_key key;
+    memcpy(key.bytes, bytes, sizeof key.bytes);
+    cg_key_to_hex(&key, result.text);
+    return result;
+}
+
 static bool profile_is(const cg_profile *profile, const cg_fingerprint *fingerprint)
 {
     return profile != NULL && memcmp(cg_profile_fingerprint(profile)->bytes, fingerprint->bytes,
@@ -258,15 +267,12 @@ int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
     /* Beside the chunk or one directory up, as in a context; or three up, in the folder of a model.
      */
     const char *places[] = {"profile.cgp", "../profile.cgp", "../../../profiles/"};
-    char hex[CG_KEY_HEX_BYTES];
-    cg_key key;
-    memcpy(key.bytes, header->profile.bytes, sizeof key.bytes);
-    cg_key_to_hex(&key, hex);
+    const cg_tool_hex_text hex = cg_tool_hex(header->profile.bytes);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char *path;
         const bool in_store = cg_tool_has_suffix(places[i], "/");
-        if (asprintf(&path, "%.*s%s%s%s", n_directory, chunk_path, places[i], in_store ? hex : "",
-                     in_store ? ".cgp" : "") < 0)
+        if (asprintf(&path, "%.*s%s%s%s", n_directory, chunk_path, places[i],
+                     in_store ? hex.text : "", in_store ? ".cgp" : "") < 0)
             return fail_errno(chunk_path);
         const cg_status status = cg_profile_open_file(path, profile_inout);
         free(path);
@@ -275,7 +281,7 @@ int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
         cg_profile_free(*profile_inout);
         *profile_inout = NULL;
     }
-    cg_tool_complain(chunk_path, "its profile, %s, is not beside it: use --profile", hex);
+    cg_tool_complain(chunk_path, "its profile, %s, is not beside it: use --profile", hex.text);
     return CG_TOOL_BAD_DATA;
 }
 

@@ -10,19 +10,6 @@
 
 enum { HEAD_TOKENS = 16 }; /* token ids that are shown */
 
-typedef struct cg_hex {
-    char text[CG_KEY_HEX_BYTES];
-} cg_hex;
-
-static cg_hex hex(const uint8_t bytes[16])
-{
-    cg_hex result;
-    cg_key key;
-    memcpy(key.bytes, bytes, sizeof key.bytes);
-    cg_key_to_hex(&key, result.text);
-    return result;
-}
-
 static const char *section_name(unsigned kind)
 {
     switch (kind) {
@@ -149,10 +136,10 @@ static json_t *chunk_json(const char *path, const chunk_view *view)
         "prefix_level", cg_tool_level_name(h->prefix_level), "geometry",
         geometry_json(&h->geometry), "cache_scales", scales, "first_position",
         (json_int_t)h->first_position, "n_tokens", (json_int_t)h->n_tokens, "token_bytes",
-        h->token_bytes, "model", hex(h->model.bytes).text, "profile", hex(h->profile.bytes).text,
-        "parent", hex(h->parent.bytes).text, "extra", hex(h->extra.bytes).text, "key",
-        hex(h->key.bytes).text, "file_bytes", (json_int_t)h->file_bytes, "header_bytes",
-        (json_int_t)h->header_bytes, "elements",
+        h->token_bytes, "model", cg_tool_hex(h->model.bytes).text, "profile",
+        cg_tool_hex(h->profile.bytes).text, "parent", cg_tool_hex(h->parent.bytes).text, "extra",
+        cg_tool_hex(h->extra.bytes).text, "key", cg_tool_hex(h->key.bytes).text, "file_bytes",
+        (json_int_t)h->file_bytes, "header_bytes", (json_int_t)h->header_bytes, "elements",
         (json_int_t)cg_geometry_elements(&h->geometry, h->n_tokens), "bits_per_element",
         view->bits_per_element, "ratio", view->ratio, "tokens_head", tokens, "sections", sections,
         "level_bytes", level_bytes, "blocks_by_step_factor", blocks);
@@ -202,17 +189,17 @@ static void print_chunk(const char *path, const chunk_view *view)
     print_geometry(&h->geometry);
     printf("  prefix       %s%s\n", cg_tool_level_name(h->prefix_level),
            h->prefix_level == CG_L0 ? ": exact" : ": this KV was computed on a lossy prefix");
-    printf("  model        %s\n", hex(h->model.bytes).text);
+    printf("  model        %s\n", cg_tool_hex(h->model.bytes).text);
     if (h->level != CG_L0)
-        printf("  profile      %s\n", hex(h->profile.bytes).text);
+        printf("  profile      %s\n", cg_tool_hex(h->profile.bytes).text);
     if (h->cache_scales != 0)
         printf("  scales       %016" PRIx64
                ": elements are stored divided by scales of their own\n",
                h->cache_scales);
-    printf("  parent       %s\n", hex(h->parent.bytes).text);
+    printf("  parent       %s\n", cg_tool_hex(h->parent.bytes).text);
     if (!cg_key_is_zero(&h->extra))
-        printf("  extra        %s\n", hex(h->extra.bytes).text);
-    printf("  key          %s\n", hex(h->key.bytes).text);
+        printf("  extra        %s\n", cg_tool_hex(h->extra.bytes).text);
+    printf("  key          %s\n", cg_tool_hex(h->key.bytes).text);
     printf("  size         %" PRIu64 " bytes, %.4f bits per element, 1/%.1f of %s\n", h->file_bytes,
            view->bits_per_element, view->ratio, cg_dtype_name(h->geometry.dtype));
     for (unsigned level = h->level + 1u; level <= h->coarsest; level++)
@@ -323,8 +310,8 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
     return json_pack(
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1,
-        "version", (int)p->version, "fingerprint", hex(p->fingerprint.bytes).text, "model",
-        hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset), "geometry",
+        "version", (int)p->version, "fingerprint", cg_tool_hex(p->fingerprint.bytes).text, "model",
+        cg_tool_hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset), "geometry",
         geometry_json(&p->geometry), "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks",
         (json_int_t)p->n_sinks, "n_query_heads", (json_int_t)p->n_query_heads, "file_bytes",
         (json_int_t)n_bytes, "steps", steps, "classes", classes, "joint", joint_json(p), "groups",
@@ -367,8 +354,8 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
     printf("  profile      version %" PRIu32 ", preset ", p->version);
     print_text(p->preset);
     printf(", whole\n");
-    printf("  fingerprint  %s\n", hex(p->fingerprint.bytes).text);
-    printf("  model        %s\n", hex(p->model.bytes).text);
+    printf("  fingerprint  %s\n", cg_tool_hex(p->fingerprint.bytes).text);
+    printf("  model        %s\n", cg_tool_hex(p->model.bytes).text);
     print_geometry(&p->geometry);
     printf("  rope         %s", p->rotary_dim > 0 ? "" : "none\n");
     if (p->rotary_dim > 0)

@@ -30,14 +30,12 @@ int cg_tool_output_open(cg_tool_output *out, const cg_tool_options *options, con
 
 static json_t *chunk_json(const char *path, const cg_chunk_header *h)
 {
-    char key[CG_KEY_HEX_BYTES];
-    cg_key_to_hex(&h->key, key);
     const double n_elements = (double)cg_geometry_elements(&h->geometry, h->n_tokens);
     return json_pack("{s:o, s:s, s:s, s:I, s:I, s:I, s:f}", "path", cg_tool_json_text(path), "key",
-                     key, "level", cg_tool_level_name(h->level), "first_position",
-                     (json_int_t)h->first_position, "n_tokens", (json_int_t)h->n_tokens, "bytes",
-                     (json_int_t)h->file_bytes, "bits_per_element",
-                     8.0 * (double)h->file_bytes / n_elements);
+                     cg_tool_hex(h->key.bytes).text, "level", cg_tool_level_name(h->level),
+                     "first_position", (json_int_t)h->first_position, "n_tokens",
+                     (json_int_t)h->n_tokens, "bytes", (json_int_t)h->file_bytes,
+                     "bits_per_element", 8.0 * (double)h->file_bytes / n_elements);
 }
 
 int cg_tool_output_chunk(cg_tool_output *out, const uint8_t *bytes, size_t n_bytes)

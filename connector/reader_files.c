@@ -191,9 +191,11 @@ uint64_t cg_reader_files_wake_ns(cg_reader_files *files)
     uint64_t wake_ns = UINT64_MAX;
     pthread_mutex_lock(&files->lock);
     const bool are_few_free = n_free(files) < SPARE;
-    for (const place *p = files->places; p < files->places + CG_READER_FILES; p++)
-        if (kept_until_ns(files, p, are_few_free) < wake_ns)
-            wake_ns = kept_until_ns(files, p, are_few_free);
+    for (const place *p = files->places; p < files->places + CG_READER_FILES; p++) {
+        const uint64_t until_ns = kept_until_ns(files, p, are_few_free);
+        if (until_ns < wake_ns)
+            wake_ns = until_ns;
+    }
     pthread_mutex_unlock(&files->lock);
     return wake_ns;
 }
