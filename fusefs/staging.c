@@ -245,6 +245,8 @@ static void *live(void *user)
 {
     cg_staging *staging = user;
     uint64_t n_told = 0;
+    /* At once: the text still names the process that went to the background. */
+    cg_staging_make_again(staging);
     while (!wait_for_beat(staging)) {
         cg_staging_make_again(staging); /* which beats; if it cannot, then the next time */
         const uint64_t n_removed = remove_dead(staging);

@@ -39,11 +39,12 @@ done
 pid_told() { sed -n 's/^pid = //p' "$mnt/.cachegenfs/config"; }
 # The test's own folder may be left when a check fails.
 at_end() { kill "$(pid_told)" 2> /dev/null; }
-check "a daemon starts" "$cachegenfs" "$store" "$mnt"
+check "a daemon starts" "$cachegenfs" -o dead_after=7200 "$store" "$mnt" # the second beat comes much later
 exec 8< "$mnt/m"
 check "the mount is busy" fails umount "$mnt"
 pid=$(pid_told)
 check "it tells its process" grep -qa cachegenfs "/proc/$pid/cmdline"
+check "and others, too" wait_for 60 grep -q " pid $pid " "$store/.cachegenfs-tmp/"*/lock
 check "which ends" kill "$pid"
 check "soon" timeout 60 tail --pid="$pid" -f /dev/null
 check "the next one starts" timeout 60 "$cachegenfs" "$store" "$mnt"
