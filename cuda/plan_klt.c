@@ -11,7 +11,7 @@ static size_t count_products(const cg_planner *p)
     return cg_planner_n_wanted(p) + (p->profile->joint != NULL);
 }
 
-static const cg_section *section_of(const cg_planner *p, cg_wanted w, unsigned level)
+static const cg_section *section_of(const cg_planner *p, cg_wanted_matrix w, unsigned level)
 {
     const cg_chunk_header *h = &p->chunk->header;
     return &p->sections[w.group == p->profile->joint
@@ -61,7 +61,7 @@ static cg_status lay_rows(cg_planner *p)
 }
 
 /* Where a matrix's symbols lie, for all passes, and what multiplies them. */
-static void lay_product(cg_planner *p, cg_wanted w, cg_cuda_product *m)
+static void lay_product(cg_planner *p, cg_wanted_matrix w, cg_cuda_product *m)
 {
     const cg_chunk_header *h = &p->chunk->header;
     m->n_rows = cg_count_blocks(h->n_tokens);
@@ -104,7 +104,7 @@ static cg_status plan_klt_level(cg_planner *p, unsigned level, const cg_cuda_pro
     cg_cuda_pass *pass = cg_planner_add_lossy(p, CG_CUDA_SYMBOLS);
     cg_status status = CG_OK;
     for (size_t i = 0; i < n && status == CG_OK; i++) {
-        const cg_wanted w = cg_planner_wanted(p, i);
+        const cg_wanted_matrix w = cg_planner_wanted(p, i);
         const cg_cuda_strips *strips = &w.laid->strips[level - 1][is_refined];
         cg_cuda_product *m = &of_level[i];
         *m = products[i];
@@ -128,7 +128,7 @@ static cg_status plan_klt_level(cg_planner *p, unsigned level, const cg_cuda_pro
 }
 
 /* How a matrix's sums become elements. */
-static cg_cuda_klt klt_of(const cg_planner *p, cg_wanted w, const cg_cuda_product *product,
+static cg_cuda_klt klt_of(const cg_planner *p, cg_wanted_matrix w, const cg_cuda_product *product,
                           uint64_t rotation_at)
 {
     const cg_chunk_header *h = &p->chunk->header;

@@ -2,7 +2,7 @@
 #include "codec/paper.h"
 #include "cuda/planner.h"
 
-static cg_cuda_paper paper_of(const cg_planner *p, cg_wanted w, uint32_t n_rows,
+static cg_cuda_paper paper_of(const cg_planner *p, cg_wanted_matrix w, uint32_t n_rows,
                               const cg_cuda_strips *strips)
 {
     return (cg_cuda_paper){.streams = {.strips_at = strips->at,
@@ -36,7 +36,7 @@ cg_status cg_cuda_plan_paper(cg_planner *p)
         return CG_ERR_BUFFER_TOO_SMALL;
     const cg_cuda_stream_job none = {0};
     for (size_t i = 0; i < n; i++) {
-        const cg_wanted w = cg_planner_wanted(p, i);
+        const cg_wanted_matrix w = cg_planner_wanted(p, i);
         cg_cuda_paper *anchors = &matrices[0][i], *deltas = &matrices[1][i];
         *anchors = paper_of(p, w, n_anchors, &w.laid->anchors);
         *deltas = paper_of(p, w, h->n_tokens - n_anchors, &w.laid->strips[h->level - 1][0]);

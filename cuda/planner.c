@@ -115,14 +115,14 @@ size_t cg_planner_n_wanted(const cg_planner *p)
     return (size_t)p->request->n_groups * p->profile->n_matrices;
 }
 
-cg_wanted cg_planner_wanted(const cg_planner *p, size_t n)
+cg_wanted_matrix cg_planner_wanted(const cg_planner *p, size_t n)
 {
     if (n == cg_planner_n_wanted(p))
-        return (cg_wanted){.group = p->profile->joint,
-                           .laid =
-                               &p->laid->matrices[p->profile->n_groups * p->profile->n_matrices]};
+        return (cg_wanted_matrix){
+            .group = p->profile->joint,
+            .laid = &p->laid->matrices[p->profile->n_groups * p->profile->n_matrices]};
     const uint32_t n_matrices = p->profile->n_matrices,
                    task = p->request->first_group * n_matrices + (uint32_t)n;
-    return (cg_wanted){&p->profile->groups[task / n_matrices], &p->laid->matrices[task],
-                       task % n_matrices, task};
+    return (cg_wanted_matrix){&p->profile->groups[task / n_matrices], &p->laid->matrices[task],
+                              task % n_matrices, task};
 }

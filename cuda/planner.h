@@ -47,11 +47,11 @@ typedef struct cg_stream_jobs {
 } cg_stream_jobs;
 
 /* The n-th wanted matrix; behind them the joint one, which is no task. */
-typedef struct cg_wanted {
+typedef struct cg_wanted_matrix {
     const cg_group *group;
     const cg_cuda_matrix *laid;
     uint32_t matrix, task;
-} cg_wanted;
+} cg_wanted_matrix;
 
 /* Zeros, 16-byte aligned; NULL: the plan is full. */
 void *cg_planner_take(cg_planner *p, size_t n_bytes);
@@ -80,7 +80,7 @@ cg_cuda_target cg_planner_target(const cg_planner *p, uint32_t first_layer, uint
 /* How many matrices the request wants, and the n-th of them. Behind the last one stands the joint
  * matrix. */
 size_t cg_planner_n_wanted(const cg_planner *p);
-cg_wanted cg_planner_wanted(const cg_planner *p, size_t n);
+cg_wanted_matrix cg_planner_wanted(const cg_planner *p, size_t n);
 
 /* The passes of a lossless chunk, of a lossy one by preset, and of the sinks of a lossy one, which
  * come last. CG_ERR_BUFFER_TOO_SMALL: the plan is full. CG_ERR_CORRUPT, CG_ERR_TRUNCATED. */
