@@ -3,11 +3,11 @@
  * save.c; what is held against a chunk in forget.c. */
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/fetch_exit.h"
 #include "connector/load.h"
 #include "connector/lookup.h"
 #include "connector/reader.h"
 #include "connector/save_state.h"
-#include "connector/stream_exit.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -308,13 +308,13 @@ static void close_all(cachegen *c, cg_runtime *rt, uint64_t began_ns, uint64_t t
      * to end the chunk that it has begun. */
     const uint64_t saves_until_ns = began_ns + timeout_ns / 4 * 3;
     pthread_mutex_lock(&rt->lock);
-    while (rt->stream_plan.streams != NULL && cg_now_ns() < saves_until_ns) /* of a GPU */
+    while (rt->fetch_plan.fetches != NULL && cg_now_ns() < saves_until_ns) /* of a GPU */
         cg_runtime_wait(rt, &rt->changed, saves_until_ns);
     if (rt->writer_is_stuck || !cg_runtime_stop(rt, saves_until_ns)) {
         cg_saves_give_up(rt);
         cg_runtime_stop(rt, began_ns + timeout_ns);
     }
-    while (rt->stream_plan.streams != NULL)
+    while (rt->fetch_plan.fetches != NULL)
         cg_runtime_wait(rt, &rt->changed, UINT64_MAX);
     cg_save_unlock(rt);
     cg_runtime_close(rt, began_ns + timeout_ns);
@@ -512,7 +512,7 @@ void cachegen_report_queue(cachegen *c, uint64_t n_tokens, uint64_t n_pairs)
     pthread_mutex_lock(&rt->lock);
     const double ns =
         cg_prefill_pairs_ns(cg_speeds_recompute(&rt->speeds), (double)n_tokens, (double)n_pairs);
-    cg_stream_engine_told(&rt->stream_plan, ns, cg_now_ns());
+    cg_fetch_engine_told(&rt->fetch_plan, ns, cg_now_ns());
     pthread_mutex_unlock(&rt->lock);
 }
 
@@ -522,9 +522,9 @@ void cachegen_expect(cachegen *c, uint64_t n_tokens)
     if (rt == NULL)
         return;
     pthread_mutex_lock(&rt->lock);
-    const bool is_less = n_tokens < rt->stream_plan.expected_tokens;
-    cg_stream_plan_expect(&rt->stream_plan, n_tokens, cg_now_ns() + EXPECTED_NS);
-    if (is_less && rt->stream_plan.streams != NULL)
+    const bool is_less = n_tokens < rt->fetch_plan.expected_tokens;
+    cg_fetch_plan_expect(&rt->fetch_plan, n_tokens, cg_now_ns() + EXPECTED_NS);
+    if (is_less && rt->fetch_plan.fetches != NULL)
         cg_runtime_wake_reader(rt);
     pthread_mutex_unlock(&rt->lock);
 }

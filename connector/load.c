@@ -2,9 +2,9 @@
 
 #include "connector/abi_struct.h"
 #include "connector/clock.h"
+#include "connector/fetch_exit.h"
 #include "connector/load_state.h"
 #include "connector/reader.h"
-#include "connector/stream_exit.h"
 #include "connector/uses.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static void load_destroy(cg_operation *op)
     if (load->chunks != NULL)
         for (uint32_t i = 0; i < load->plan->n_chunks; i++)
             cg_load_drop_pieces(&load->chunks[i]);
-    cg_stream_destroy(&load->stream);
+    cg_fetch_destroy(&load->fetch);
     cg_trace_free(load->trace);
     cg_load_drop_mark(load);
     free(load->table);
@@ -43,7 +43,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
 {
     const cg_plan *plan = load->plan;
     const cg_model *model = &load->op.connector->model;
-    cg_stream *stream = &load->stream;
+    cg_fetch *fetch = &load->fetch;
     load->from_token = r->from_token;
     load->to_token = r->to_token;
     load->n_blocks = r->n_blocks;
@@ -51,38 +51,38 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     load->table = malloc((r->n_blocks + (size_t)1) * sizeof *load->table);
     load->chunks = calloc(plan->n_chunks + (size_t)1, sizeof *load->chunks);
     if (load->table == NULL || load->chunks == NULL ||
-        cg_stream_init(stream, plan->n_chunks) != CG_OK)
+        cg_fetch_init(fetch, plan->n_chunks) != CG_OK)
         return CG_ERR_NO_MEMORY;
     if (r->n_blocks > 0)
         memcpy(load->table, r->block_table, r->n_blocks * sizeof *load->table);
     /* Chunks that the range touches are read whole. */
     if (r->from_token < r->to_token)
-        cg_stream_cut(stream, (r->from_token - plan->first_position) / plan->chunk_tokens,
-                      (r->to_token - plan->first_position - 1) / plan->chunk_tokens + 1);
+        cg_fetch_cut(fetch, (r->from_token - plan->first_position) / plan->chunk_tokens,
+                     (r->to_token - plan->first_position - 1) / plan->chunk_tokens + 1);
     else
-        cg_stream_cut(stream, 0, 0);
-    if (stream->end > 0)
-        stream->end_token = plan->chunks[stream->end - 1].first_token +
-                            plan->chunks[stream->end - 1].sizes.n_tokens;
-    stream->policy = (cg_policy)plan->policy;
-    stream->quality = &model->quality;
-    stream->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;
+        cg_fetch_cut(fetch, 0, 0);
+    if (fetch->end > 0)
+        fetch->end_token =
+            plan->chunks[fetch->end - 1].first_token + plan->chunks[fetch->end - 1].sizes.n_tokens;
+    fetch->policy = (cg_policy)plan->policy;
+    fetch->quality = &model->quality;
+    fetch->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;
     for (uint32_t i = 0; i < plan->n_chunks; i++) {
         load->chunks[i].load = load;
         load->chunks[i].index = i;
-        stream->levels[i] = plan->chunks[i].level;
-        stream->sizes[i] = plan->chunks[i].sizes;
-        stream->chunks[i].is_guessed = plan->chunks[i].is_guessed;
+        fetch->levels[i] = plan->chunks[i].level;
+        fetch->sizes[i] = plan->chunks[i].sizes;
+        fetch->chunks[i].is_guessed = plan->chunks[i].is_guessed;
     }
-    if (cg_stream_is_anytime(stream) && model->profile != NULL && cg_profile_nests(model->profile))
-        cg_stream_nest(stream);
+    if (cg_fetch_is_anytime(fetch) && model->profile != NULL && cg_profile_nests(model->profile))
+        cg_fetch_nest(fetch);
     /* What has passed of the budget; of a plan from another machine that is not known. */
     const uint64_t spent_ns = cg_boot_elapsed_ns(&plan->clock_id, plan->started_boot_ns,
                                                  &load->op.connector->boot_clock_id, cg_boot_ns());
     const uint64_t left_ns = plan->budget_ns > spent_ns ? plan->budget_ns - spent_ns : 0;
     /* What is left of the budget is the plan's word: any number. */
-    if (__builtin_add_overflow(cg_now_ns(), left_ns, &stream->deadline_ns))
-        stream->deadline_ns = UINT64_MAX;
+    if (__builtin_add_overflow(cg_now_ns(), left_ns, &fetch->deadline_ns))
+        fetch->deadline_ns = UINT64_MAX;
     return CG_OK;
 }
 
@@ -131,19 +131,19 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         (status = check_plan(connector, load->plan, &r)) != CG_OK ||
         (status = fill(load, &r)) != CG_OK || (status = make_mark(load, &r)) != CG_OK)
         goto done;
-    if (load->stream.first < load->stream.end)
+    if (load->fetch.first < load->fetch.end)
         load->trace = cg_trace_new(connector, load->op.started_ns);
 
     pthread_mutex_lock(&rt->lock);
-    if (load->stream.first < load->stream.end) {
+    if (load->fetch.first < load->fetch.end) {
         status = cg_runtime_start(rt, &rt->reader, "cachegen-read", cg_load_reader);
         cg_uses_begin(rt);
         cg_runtime_reopen_store(rt);
     }
-    cg_stream_set_end(&load->stream, cg_runtime_speeds(rt), cg_now_ns());
+    cg_fetch_set_end(&load->fetch, cg_runtime_speeds(rt), cg_now_ns());
     cg_runtime_speeds_end(rt);
     if (status == CG_OK)
-        status = cg_stream_plan_add(&rt->stream_plan, &load->stream);
+        status = cg_fetch_plan_add(&rt->fetch_plan, &load->fetch);
     if (status == CG_OK) {
         const cg_key plan_id = cg_plan_id(r.plan, r.plan_bytes);
         cg_link_promise_end(rt->link, &plan_id);
@@ -165,7 +165,7 @@ static void tell_lost(cachegen_load *load)
 {
     if (!load->op.done)
         return;
-    cg_stream_engine_known(&load->op.runtime->stream_plan, load->lost_ns);
+    cg_fetch_engine_known(&load->op.runtime->fetch_plan, load->lost_ns);
     load->lost_ns = 0;
 }
 
@@ -188,10 +188,10 @@ uint32_t cachegen_load_levels(cachegen_load *load, uint8_t *levels_out, uint32_t
     if (load == NULL || !cg_operation_is_ours(&load->op))
         return 0;
     pthread_mutex_lock(&load->op.runtime->lock);
-    const cg_stream *stream = &load->stream;
-    const uint32_t n = stream->n_whole;
+    const cg_fetch *fetch = &load->fetch;
+    const uint32_t n = fetch->n_whole;
     for (uint32_t i = 0; i < n && i < n_levels; i++)
-        levels_out[i] = stream->chunks[stream->first + i].level;
+        levels_out[i] = fetch->chunks[fetch->first + i].level;
     pthread_mutex_unlock(&load->op.runtime->lock);
     return n;
 }
@@ -208,16 +208,16 @@ void cachegen_load_cancel(cachegen_load *load)
 
 void cg_loads_cancel(cg_runtime *rt)
 {
-    for (cg_stream *stream = rt->stream_plan.streams, *next; stream != NULL; stream = next) {
-        next = stream->next; /* cancelling may take it off the list */
-        cg_load_cancel(cg_load_of_stream(stream));
+    for (cg_fetch *fetch = rt->fetch_plan.fetches, *next; fetch != NULL; fetch = next) {
+        next = fetch->next; /* cancelling may take it off the list */
+        cg_load_cancel(cg_load_of_fetch(fetch));
     }
 }
 
 bool cg_loads_on_host(const cg_runtime *rt)
 {
-    for (cg_stream *stream = rt->stream_plan.streams; stream != NULL; stream = stream->next)
-        if (cg_load_of_stream(stream)->layout->given.memory == CACHEGEN_MEMORY_HOST)
+    for (cg_fetch *fetch = rt->fetch_plan.fetches; fetch != NULL; fetch = fetch->next)
+        if (cg_load_of_fetch(fetch)->layout->given.memory == CACHEGEN_MEMORY_HOST)
             return true;
     return false;
 }

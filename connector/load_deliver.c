@@ -131,8 +131,8 @@ static void run_verify(cg_job *job, uint32_t task_index, cg_scratch *scratch)
     if (!is_wanted(chunk))
         return;
     /* Level and pieces stay as they are until this job has ended. */
-    const uint8_t level = load->stream.chunks[chunk->index].level;
-    const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
+    const uint8_t level = load->fetch.chunks[chunk->index].level;
+    const uint64_t n_bytes = load->fetch.sizes[chunk->index].bytes[level];
     const uint8_t *bytes = put_together(chunk, n_bytes);
     const cg_model *model = &load->op.connector->model;
     cg_chunk verified;

@@ -37,7 +37,7 @@ static cg_status verify(cg_load_chunk *chunk, const uint8_t *bytes, size_t n_byt
                         cg_chunk *verified_out)
 {
     const cachegen_load *load = chunk->load;
-    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const uint8_t level = load->fetch.chunks[chunk->index].level;
     return cg_load_verify(&load->op.connector->model, load->plan, chunk->index, level, bytes,
                           n_bytes, &chunk->worst_level, verified_out);
 }
@@ -126,8 +126,8 @@ static cg_status decode(cg_load_chunk *chunk, cg_gpu *gpu, uint32_t slot, cg_scr
                         bool *on_gpu_out, uint64_t *cpu_ns_out)
 {
     const cachegen_load *load = chunk->load;
-    const uint8_t level = load->stream.chunks[chunk->index].level;
-    const uint64_t n_bytes = load->stream.sizes[chunk->index].bytes[level];
+    const uint8_t level = load->fetch.chunks[chunk->index].level;
+    const uint64_t n_bytes = load->fetch.sizes[chunk->index].bytes[level];
     const cg_device_run run = run_of(chunk);
     size_t room;
     uint8_t *memory = gpu->functions->slot_memory(gpu->device, slot, &room);

@@ -1,17 +1,17 @@
 #include "connector/load_state.h"
 
 #include "connector/clock.h"
+#include "connector/fetch_exit.h"
 #include "connector/prefix.h"
-#include "connector/stream_exit.h"
 #include "connector/uses.h"
 #include "iouring/store.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-cachegen_load *cg_load_of_stream(cg_stream *stream)
+cachegen_load *cg_load_of_fetch(cg_fetch *fetch)
 {
-    return (cachegen_load *)((char *)stream - offsetof(cachegen_load, stream));
+    return (cachegen_load *)((char *)fetch - offsetof(cachegen_load, fetch));
 }
 
 /* ---- what a trace is told, where there is one ---- */
@@ -25,11 +25,11 @@ static double estimated_bps(cg_runtime *rt)
 
 static void trace_plan(cachegen_load *load, uint64_t now_ns)
 {
-    cg_trace_add_plan(load->trace, &load->stream, estimated_bps(load->op.runtime), now_ns);
+    cg_trace_add_plan(load->trace, &load->fetch, estimated_bps(load->op.runtime), now_ns);
 }
 
 /* read_ns: its share of the link's time. */
-static void trace_read(cachegen_load *load, const cg_stream_read *read, cg_status status,
+static void trace_read(cachegen_load *load, const cg_fetch_read *read, cg_status status,
                        uint64_t n_bytes, uint64_t read_ns, uint64_t ended_ns, double link_bps)
 {
     const cg_trace_event event = {.kind = CG_TRACE_READ,
@@ -50,9 +50,9 @@ static void trace_read(cachegen_load *load, const cg_stream_read *read, cg_statu
 /* What the load did not wait for: of a store that hangs it is all that there is to see. */
 static void trace_open_reads(cachegen_load *load, uint64_t now_ns)
 {
-    const cg_stream_plan *plan = &load->op.runtime->stream_plan;
+    const cg_fetch_plan *plan = &load->op.runtime->fetch_plan;
     for (uint32_t i = 0; i < plan->window.depth; i++)
-        if (plan->reads[i].id != 0 && plan->reads[i].stream == &load->stream)
+        if (plan->reads[i].id != 0 && plan->reads[i].fetch == &load->fetch)
             trace_read(load, &plan->reads[i], CG_ERR_CANCELLED, 0, 0, now_ns, 0);
 }
 
@@ -60,8 +60,8 @@ static void trace_open_reads(cachegen_load *load, uint64_t now_ns)
 static void trace_decode(const cg_load_chunk *chunk)
 {
     const cachegen_load *load = chunk->load;
-    const cg_controller_chunk *sizes = &load->stream.sizes[chunk->index];
-    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const cg_controller_chunk *sizes = &load->fetch.sizes[chunk->index];
+    const uint8_t level = load->fetch.chunks[chunk->index].level;
     const cg_trace_event event = {.kind = CG_TRACE_DECODE,
                                   .status = chunk->status,
                                   .chunk_index = chunk->index,
@@ -93,26 +93,25 @@ static void trace_cut(cachegen_load *load, uint32_t chunk_index, cg_status statu
 void cg_load_settle(cachegen_load *load)
 {
     cg_runtime *rt = load->op.runtime;
-    const cg_stream *stream = &load->stream;
+    const cg_fetch *fetch = &load->fetch;
     /* Reads may still be under way: they fill buffers of their own, never the blocks. */
-    if (load->op.done || load->n_jobs > 0 || !cg_stream_is_settled(stream))
+    if (load->op.done || load->n_jobs > 0 || !cg_fetch_is_settled(fetch))
         return;
     cachegen_progress *p = &load->progress;
     p->total_ns = cg_now_ns() - load->op.started_ns;
     /* Cancelled when all was there already is no failure. */
-    if (p->status == CACHEGEN_OK && stream->is_cancelled &&
-        stream->first + stream->n_whole < stream->end)
+    if (p->status == CACHEGEN_OK && fetch->is_cancelled &&
+        fetch->first + fetch->n_whole < fetch->end)
         p->status = CG_ERR_CANCELLED;
     rt->stats.loads++;
     rt->stats.loads_cancelled += p->status == CG_ERR_CANCELLED;
     rt->stats.loads_failed += p->status != CACHEGEN_OK && p->status != CG_ERR_CANCELLED;
     rt->stats.tokens_loaded += p->loaded_tokens - load->from_token;
-    load->lost_ns =
-        cg_stream_engine_lost(&rt->stream_plan, &load->stream, &rt->speeds, cg_now_ns());
+    load->lost_ns = cg_fetch_engine_lost(&rt->fetch_plan, &load->fetch, &rt->speeds, cg_now_ns());
     if (load->trace != NULL)
         trace_open_reads(load, cg_now_ns());
-    cg_stream_plan_remove(&rt->stream_plan, &load->stream);
-    p->bytes_dropped = load->stream.dropped_bytes;
+    cg_fetch_plan_remove(&rt->fetch_plan, &load->fetch);
+    p->bytes_dropped = load->fetch.dropped_bytes;
     rt->stats.bytes_dropped += p->bytes_dropped;
     rt->stats.predicted_kl_micronats += p->predicted_kl_micronats;
     for (uint32_t i = 0; i < load->plan->n_chunks; i++)
@@ -198,12 +197,12 @@ void cg_load_copy_pieces(const cg_load_chunk *chunk, uint64_t n_bytes, uint8_t *
 /* The levels that are in the file that `level` is read from. */
 static uint8_t levels_of_file(const cg_load_chunk *chunk, uint8_t level)
 {
-    const cg_stream *stream = &chunk->load->stream;
+    const cg_fetch *fetch = &chunk->load->fetch;
     uint8_t levels = 0;
-    if (!stream->chunks[chunk->index].is_nested || level == CG_L0)
+    if (!fetch->chunks[chunk->index].is_nested || level == CG_L0)
         return (uint8_t)(1u << level);
     for (unsigned l = CG_L1; l < CG_N_LEVELS; l++)
-        if (stream->sizes[chunk->index].bytes[l] > 0)
+        if (fetch->sizes[chunk->index].bytes[l] > 0)
             levels |= (uint8_t)(1u << l);
     return levels;
 }
@@ -238,7 +237,7 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
 static void fail(cg_load_chunk *chunk, uint8_t levels, cg_status status)
 {
     cachegen_load *load = chunk->load;
-    if (!cg_stream_failed(&load->stream, chunk->index))
+    if (!cg_fetch_failed(&load->fetch, chunk->index))
         return; /* nobody waits for it */
     refuse(chunk, levels, status);
     blame(chunk, levels, status);
@@ -253,13 +252,13 @@ void cg_load_read_begun(cachegen_load *load)
 }
 
 /* Whether the start of a chunk's file, which was taken for a nested one, says otherwise. */
-static bool is_not_nested(const cachegen_load *load, const cg_stream_read *read,
+static bool is_not_nested(const cachegen_load *load, const cg_fetch_read *read,
                           const cg_chunk_header *header)
 {
-    const cg_stream_chunk *chunk = &load->stream.chunks[read->chunk_index];
-    const uint64_t *bytes = load->stream.sizes[read->chunk_index].bytes;
+    const cg_fetch_chunk *chunk = &load->fetch.chunks[read->chunk_index];
+    const uint64_t *bytes = load->fetch.sizes[read->chunk_index].bytes;
     if (header == NULL || read->from > 0 || read->is_stale || !chunk->is_nested ||
-        read->file_level == CG_L0 || chunk->state != CG_STREAM_READING)
+        read->file_level == CG_L0 || chunk->state != CG_FETCH_READING)
         return false;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
         if (bytes[level] > 0 && header->level_bytes[level] != bytes[level])
@@ -269,54 +268,54 @@ static bool is_not_nested(const cachegen_load *load, const cg_stream_read *read,
 
 /* The start of a chunk's file says what was guessed before. False: it is not what was thought to be
  * there, and the chunk has failed. */
-static bool take_sizes(cg_load_chunk *chunk, const cg_stream_read *read,
+static bool take_sizes(cg_load_chunk *chunk, const cg_fetch_read *read,
                        const cg_chunk_header *header)
 {
     cachegen_load *load = chunk->load;
     const uint8_t levels = levels_of_file(chunk, read->file_level);
     /* A look-up's plan has no larger sizes either. */
     const bool is_chunk = header != NULL && header->file_bytes <= CG_STORE_MOST_CHUNK_BYTES;
-    if (is_chunk && cg_stream_sized(&load->op.runtime->stream_plan, &load->stream, chunk->index,
-                                    header->level_bytes))
+    if (is_chunk && cg_fetch_sized(&load->op.runtime->fetch_plan, &load->fetch, chunk->index,
+                                   header->level_bytes))
         return true;
     fail(chunk, levels, is_chunk ? CG_ERR_NOT_FOUND : CG_ERR_CORRUPT);
     return false;
 }
 
 /* A read of a chunk failed: of all that it needs, or only of a refinement. */
-static void read_failed(cg_load_chunk *chunk, const cg_stream_read *read, cg_status status,
-                        cg_stream_verdict verdict)
+static void read_failed(cg_load_chunk *chunk, const cg_fetch_read *read, cg_status status,
+                        cg_fetch_verdict verdict)
 {
-    const cg_stream *stream = &chunk->load->stream;
-    const cg_stream_chunk *state = &stream->chunks[read->chunk_index];
+    const cg_fetch *fetch = &chunk->load->fetch;
+    const cg_fetch_chunk *state = &fetch->chunks[read->chunk_index];
     /* That a name is missing says nothing of the file's other names. */
     uint8_t levels = status == CG_ERR_NOT_FOUND ? (uint8_t)(1u << read->file_level)
                                                 : levels_of_file(chunk, read->file_level);
-    if (verdict == CG_STREAM_FAIL) {
+    if (verdict == CG_FETCH_FAIL) {
         fail(chunk, levels, status);
     } else if (status != CG_ERR_CANCELLED && state->is_cut && state->good_bytes == read->from) {
         /* What was read before is good for a level: only finer ones could not be had. */
-        const uint8_t good = cg_stream_level_in(stream, read->chunk_index, state->good_bytes);
+        const uint8_t good = cg_fetch_level_in(fetch, read->chunk_index, state->good_bytes);
         refuse(chunk, (uint8_t)(levels & ((1u << good) - 1)), status);
     }
 }
 
-void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status status,
+void cg_load_read_ended(cg_runtime *rt, const cg_fetch_read *ended, cg_status status,
                         cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns)
 {
-    const cg_stream_read read = *ended; /* it is gone once it has ended */
-    cachegen_load *load = cg_load_of_stream(read.stream);
+    const cg_fetch_read read = *ended; /* it is gone once it has ended */
+    cachegen_load *load = cg_load_of_fetch(read.fetch);
     cg_load_chunk *chunk = &load->chunks[read.chunk_index];
     const size_t n_bytes = piece != NULL ? piece->buffer->n_bytes : 0;
     /* What the end of this read adds to it is the read's share of the link's time. */
-    const double link_ns = load->stream.link_ns;
-    const uint64_t memory_bytes = load->stream.memory_bytes;
+    const double link_ns = load->fetch.link_ns;
+    const uint64_t memory_bytes = load->fetch.memory_bytes;
     const double link_bps = load->trace != NULL ? estimated_bps(rt) : 0;
-    const cg_stream_verdict verdict =
-        cg_stream_read_ended(&rt->stream_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
+    const cg_fetch_verdict verdict =
+        cg_fetch_read_ended(&rt->fetch_plan, cg_runtime_speeds(rt), read.id, n_bytes, ended_ns);
     cg_runtime_speeds_end(rt);
-    const uint64_t read_ns = (uint64_t)(load->stream.link_ns - link_ns),
-                   from_memory = load->stream.memory_bytes - memory_bytes;
+    const uint64_t read_ns = (uint64_t)(load->fetch.link_ns - link_ns),
+                   from_memory = load->fetch.memory_bytes - memory_bytes;
     rt->stats.bytes_read += n_bytes;
     rt->stats.read_ns += read_ns;
     /* The progress of a load that is done is final: the engine may have it already. */
@@ -330,26 +329,26 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     }
     if (load->trace != NULL)
         trace_read(load, &read, status, n_bytes, read_ns, ended_ns, link_bps);
-    if (verdict == CG_STREAM_KEEP) {
+    if (verdict == CG_FETCH_KEEP) {
         cg_uses_add(rt, &load->plan->keys[read.chunk_index + 1], (cg_level)read.file_level);
         piece->next = chunk->pieces;
         chunk->pieces = piece;
-        if (load->stream.chunks[read.chunk_index].is_guessed) {
-            const bool is_anew = load->stream.chunks[read.chunk_index].is_short;
+        if (load->fetch.chunks[read.chunk_index].is_guessed) {
+            const bool is_anew = load->fetch.chunks[read.chunk_index].is_short;
             if (!take_sizes(chunk, &read, header))
                 cg_load_settle(load);
             else if (is_anew)
                 cg_load_drop_pieces(chunk);
         } else if (is_not_nested(load, &read, header)) {
-            cg_stream_not_nested(&rt->stream_plan, &load->stream, read.chunk_index);
+            cg_fetch_not_nested(&rt->fetch_plan, &load->fetch, read.chunk_index);
             cg_load_drop_pieces(chunk);
         }
     } else {
         if (piece != NULL)
             cg_io_buffer_release(piece->buffer);
         free(piece);
-        if (status == CG_ERR_TRUNCATED && verdict == CG_STREAM_FAIL &&
-            cg_stream_shorter(&rt->stream_plan, &load->stream, read.chunk_index))
+        if (status == CG_ERR_TRUNCATED && verdict == CG_FETCH_FAIL &&
+            cg_fetch_shorter(&rt->fetch_plan, &load->fetch, read.chunk_index))
             cg_runtime_wake_reader(rt);
         else if (status != CG_OK)
             read_failed(chunk, &read, status, verdict);
@@ -359,9 +358,9 @@ void cg_load_read_ended(cg_runtime *rt, const cg_stream_read *ended, cg_status s
     cg_operation_unref(&load->op);
 }
 
-cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index)
+cg_load_chunk *cg_load_decode_begun(cg_fetch *fetch, uint32_t chunk_index)
 {
-    cachegen_load *load = cg_load_of_stream(stream);
+    cachegen_load *load = cg_load_of_fetch(fetch);
     load->n_jobs++;
     if (load->trace != NULL) {
         load->chunks[chunk_index].decode_began_ns = cg_now_ns();
@@ -372,7 +371,7 @@ cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index)
 
 bool cg_load_wants(const cg_load_chunk *chunk)
 {
-    return cg_stream_wants(&chunk->load->stream, chunk->index) && chunk->status == CG_OK;
+    return cg_fetch_wants(&chunk->load->fetch, chunk->index) && chunk->status == CG_OK;
 }
 
 /* Counts a chunk that now belongs to the prefix that is whole in the blocks. */
@@ -384,31 +383,31 @@ static void add_to_prefix(cachegen_load *load, const cg_load_chunk *chunk)
     p->loaded_tokens = chunk_end < load->to_token ? chunk_end : load->to_token;
     if (chunk->worst_level > p->worst_level)
         p->worst_level = chunk->worst_level;
-    const uint8_t level = load->stream.chunks[chunk->index].level;
+    const uint8_t level = load->fetch.chunks[chunk->index].level;
     p->chunks_at[level]++;
     p->predicted_kl_micronats +=
-        (uint64_t)(1e6 * cg_stream_kl(&load->stream, chunk->index, level) + 0.5);
+        (uint64_t)(1e6 * cg_fetch_kl(&load->fetch, chunk->index, level) + 0.5);
 }
 
 void cg_load_decode_ended(cg_load_chunk *chunk)
 {
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
-    cg_stream *stream = &load->stream;
-    const uint8_t level = stream->chunks[chunk->index].level;
-    const uint32_t n_whole = stream->n_whole;
+    cg_fetch *fetch = &load->fetch;
+    const uint8_t level = fetch->chunks[chunk->index].level;
+    const uint32_t n_whole = fetch->n_whole;
     load->n_jobs--;
     if (load->trace != NULL)
         trace_decode(chunk);
     /* A chunk that is not wanted any more may have skipped tasks: it does not count as loaded. */
-    if (cg_stream_decode_ended(&rt->stream_plan, stream, chunk->index, chunk->status == CG_OK)) {
+    if (cg_fetch_decode_ended(&rt->fetch_plan, fetch, chunk->index, chunk->status == CG_OK)) {
         if (chunk->thread_ns > 0) /* else nobody knows */
-            cg_speeds_add_decode(&rt->speeds, level, stream->sizes[chunk->index].n_tokens,
+            cg_speeds_add_decode(&rt->speeds, level, fetch->sizes[chunk->index].n_tokens,
                                  chunk->thread_ns);
         rt->stats.chunks_loaded[level]++;
         /* A chunk that was decoded before the one in front of it counts only now. */
-        for (uint32_t i = n_whole; i < stream->n_whole; i++)
-            add_to_prefix(load, &load->chunks[stream->first + i]);
+        for (uint32_t i = n_whole; i < fetch->n_whole; i++)
+            add_to_prefix(load, &load->chunks[fetch->first + i]);
     } else if (chunk->status != CG_OK) {
         fail(chunk, levels_of_file(chunk, level), chunk->status);
     }
@@ -418,10 +417,10 @@ void cg_load_decode_ended(cg_load_chunk *chunk)
 
 void cg_load_overdue(cachegen_load *load)
 {
-    cg_stream *stream = &load->stream;
-    const uint32_t index = cg_stream_first_missing(stream);
+    cg_fetch *fetch = &load->fetch;
+    const uint32_t index = cg_fetch_first_missing(fetch);
     /* The chunk was late for this request. That is nothing to hold against it. */
-    if (index < stream->end && cg_stream_failed(stream, index)) {
+    if (index < fetch->end && cg_fetch_failed(fetch, index)) {
         load->op.runtime->stats.chunks_timed_out++;
         blame(&load->chunks[index],
               levels_of_file(&load->chunks[index], load->plan->chunks[index].level),
@@ -433,7 +432,7 @@ void cg_load_overdue(cachegen_load *load)
 
 void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
 {
-    if (cg_stream_failed(&load->stream, chunk_index)) {
+    if (cg_fetch_failed(&load->fetch, chunk_index)) {
         load->op.runtime->stats.chunks_timed_out++;
         load->op.runtime->stats.loads_shortened++;
         /* No chunk is to blame: it would have come, but later than computing it takes. */
@@ -445,19 +444,19 @@ void cg_load_shorten(cachegen_load *load, uint32_t chunk_index)
 
 void cg_load_cancel(cachegen_load *load)
 {
-    load->stream.is_cancelled = true;
+    load->fetch.is_cancelled = true;
     cg_runtime_wake_reader(load->op.runtime);
     cg_load_settle(load);
 }
 
 void cg_loads_refuse(cg_runtime *rt, cg_status status)
 {
-    for (cg_stream *stream = rt->stream_plan.streams, *next; stream != NULL; stream = next) {
-        next = stream->next; /* settling takes it off the list */
-        cachegen_load *load = cg_load_of_stream(stream);
+    for (cg_fetch *fetch = rt->fetch_plan.fetches, *next; fetch != NULL; fetch = next) {
+        next = fetch->next; /* settling takes it off the list */
+        cachegen_load *load = cg_load_of_fetch(fetch);
         load->progress.status = status;
         /* What is whole counts, and nothing else is wanted. */
-        stream->first_failed = stream->first + stream->n_whole;
+        fetch->first_failed = fetch->first + fetch->n_whole;
         rt->stats.chunks_io_error++;
         cg_load_settle(load);
     }

@@ -3,7 +3,7 @@
  *
  * The reader (reader.c) reads the chunks of all loads. A chunk that arrived is verified
  * (load_verify.c), then decoded and delivered into the blocks on the pool (load_deliver.c). The
- * engine's calls are in load.c. All of them meet here. connector/stream_plan.h decides what state a
+ * engine's calls are in load.c. All of them meet here. connector/fetch_plan.h decides what state a
  * chunk is in and what is read next. The functions here carry that over to the load: its progress,
  * the counters, the memory of chunks.
  *
@@ -48,7 +48,7 @@ struct cachegen_load {
     cg_device_mark *mark;          /* until done: what of the engine comes first, on a GPU */
     cg_plan *plan;                 /* constant */
     uint32_t from_token, to_token; /* constant: of the prompt */
-    cg_stream stream;              /* in the runtime's plan until done */
+    cg_fetch fetch;                /* in the runtime's plan until done */
     uint32_t n_jobs;               /* of chunks, on the pool */
     cachegen_progress progress;
     uint64_t lost_ns;      /* of the engine's time, until the host knows that the load is done */
@@ -56,19 +56,19 @@ struct cachegen_load {
     cg_load_chunk *chunks; /* [plan->n_chunks] */
 };
 
-/* The load that a stream of the runtime's plan is part of. */
-cachegen_load *cg_load_of_stream(cg_stream *stream);
+/* The load that a fetch of the runtime's plan is part of. */
+cachegen_load *cg_load_of_fetch(cg_fetch *fetch);
 
 /* A read of a chunk was begun. It holds the load until it has ended. */
 void cg_load_read_begun(cachegen_load *load);
 /* The read ended at ended_ns. piece: what it brought of the chunk's file, which is the load's from
  * here on. NULL: nothing, and status says why. header: what the piece says if it is taken for the
  * start of a chunk, or NULL. */
-void cg_load_read_ended(cg_runtime *runtime, const cg_stream_read *read, cg_status status,
+void cg_load_read_ended(cg_runtime *runtime, const cg_fetch_read *read, cg_status status,
                         cg_load_piece *piece, const cg_chunk_header *header, uint64_t ended_ns);
 /* The plan says that a chunk is to be decoded. The caller then gives what this returns to
  * cg_load_submit(). */
-cg_load_chunk *cg_load_decode_begun(cg_stream *stream, uint32_t chunk_index);
+cg_load_chunk *cg_load_decode_begun(cg_fetch *fetch, uint32_t chunk_index);
 /* Releases what has arrived of a chunk. A job calls it for its own chunk without the lock. */
 void cg_load_drop_pieces(cg_load_chunk *chunk);
 /* Gives the load's mark back. The lock is not needed where no job is under way. */

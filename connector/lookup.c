@@ -3,12 +3,12 @@
 #include "connector/abi_struct.h"
 #include "connector/asking.h"
 #include "connector/clock.h"
+#include "connector/fetch_exit.h"
 #include "connector/kl_bound.h"
 #include "connector/operation.h"
 #include "connector/plan.h"
 #include "connector/prefix.h"
 #include "connector/quality.h"
-#include "connector/stream_exit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -93,7 +93,7 @@ static cg_controller_input look_out(cg_runtime *rt, const cachegen_lookup *l,
     const cg_wanted promised =
         cg_link_promised(rt->link, last_key(&l->prefix), cg_now_ns(), &promised_decode_ns);
     const cg_speeds *speeds = cg_runtime_speeds(rt);
-    const cg_wanted own = cg_stream_wanted(&rt->stream_plan);
+    const cg_wanted own = cg_fetch_wanted(&rt->fetch_plan);
     const int64_t n_loads = promised.n_loads + speeds->others.n_loads + own.n_loads;
     cg_controller_input input = {
         .policy = (cg_policy)l->op.connector->config->policy,
@@ -104,9 +104,9 @@ static cg_controller_input look_out(cg_runtime *rt, const cachegen_lookup *l,
         .link_hope = cg_estimator_hope(&speeds->link),
         .queued_bytes = promised.bytes + speeds->others.bytes + own.bytes,
         .queued_loads = n_loads > 0 ? (uint32_t)n_loads : 0,
-        .queued_decode_ns = promised_decode_ns + cg_stream_undecoded_ns(&rt->stream_plan, speeds),
+        .queued_decode_ns = promised_decode_ns + cg_fetch_undecoded_ns(&rt->fetch_plan, speeds),
         .recompute = cg_speeds_recompute(speeds),
-        .engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),
+        .engine_ns = cg_fetch_engine_ns(&rt->fetch_plan, speeds, cg_now_ns()),
         .other_tokens = l->prefix.n_tokens - had,
         .end_token = l->prefix.n_tokens};
     cg_speeds_decode(speeds, input.decode_ns_per_token);
@@ -202,9 +202,9 @@ static void leave_to_engine(cg_runtime *rt, const cachegen_lookup *l)
 {
     const uint32_t n_tokens = l->prefix.n_tokens,
                    had = l->hit.hit_tokens > l->from_token ? l->hit.hit_tokens : l->from_token;
-    if (rt->stream_plan.is_engine_told && !l->prefix.is_cancelled)
-        cg_stream_engine_add(
-            &rt->stream_plan,
+    if (rt->fetch_plan.is_engine_told && !l->prefix.is_cancelled)
+        cg_fetch_engine_add(
+            &rt->fetch_plan,
             cg_prefill_ns(cg_speeds_recompute(&rt->speeds), n_tokens - had, n_tokens), cg_now_ns());
 }
 
@@ -266,8 +266,8 @@ static void decide(cg_runtime *rt, cachegen_lookup *l)
 /* With the lock held: loads under way expect a load of so many tokens more, or fewer. */
 static void expect(cg_runtime *rt, int64_t n_tokens)
 {
-    cg_stream_plan_ask(&rt->stream_plan, rt->stream_plan.asked_tokens + (uint64_t)n_tokens);
-    if (n_tokens < 0 && rt->stream_plan.streams != NULL)
+    cg_fetch_plan_ask(&rt->fetch_plan, rt->fetch_plan.asked_tokens + (uint64_t)n_tokens);
+    if (n_tokens < 0 && rt->fetch_plan.fetches != NULL)
         cg_runtime_wake_reader(rt); /* there may be time for more */
 }
 
@@ -336,7 +336,7 @@ static uint64_t computed_in_ns(cg_runtime *rt, const cachegen_lookup *l)
 {
     const uint32_t n_tokens = l->prefix.n_tokens;
     const cg_speeds *speeds = cg_runtime_speeds(rt);
-    const double engine_ns = cg_stream_engine_ns(&rt->stream_plan, speeds, cg_now_ns()),
+    const double engine_ns = cg_fetch_engine_ns(&rt->fetch_plan, speeds, cg_now_ns()),
                  ns =
                      cg_prefill_ns(cg_speeds_recompute(speeds), n_tokens - l->from_token, n_tokens);
     cg_runtime_speeds_end(rt);

@@ -1,11 +1,11 @@
 /* One thread reads for all loads of a connector. What to read next and what to give up is the
- * plan's to say (connector/stream_plan.h): it is asked under the lock, and its answers are carried
+ * plan's to say (connector/fetch_plan.h): it is asked under the lock, and its answers are carried
  * out without it. */
 #include "connector/reader.h"
 
 #include "connector/clock.h"
+#include "connector/fetch_exit.h"
 #include "connector/load_deliver.h"
-#include "connector/stream_exit.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -36,9 +36,9 @@ typedef struct reader {
     uint32_t n_closing, n_unclosed;
 } reader;
 
-static cg_reader_name name_of(const reader *r, const cg_stream_read *read)
+static cg_reader_name name_of(const reader *r, const cg_fetch_read *read)
 {
-    const cachegen_load *load = cg_load_of_stream(read->stream);
+    const cachegen_load *load = cg_load_of_fetch(read->fetch);
     const cachegen *c = load->op.connector;
     return (cg_reader_name){.load_ns = r->is_far ? 0 : load->op.started_ns,
                             .store = c->root,
@@ -47,14 +47,14 @@ static cg_reader_name name_of(const reader *r, const cg_stream_read *read)
                             .level = (cg_level)read->file_level};
 }
 
-static bool is_to_end(const cg_stream_read *read)
+static bool is_to_end(const cg_fetch_read *read)
 {
     return read->from + read->bytes >=
-           cg_stream_file_bytes(read->stream, read->chunk_index, read->file_level);
+           cg_fetch_file_bytes(read->fetch, read->chunk_index, read->file_level);
 }
 
 /* Begins a read of a file that is open, or opens it to stay so. */
-static cg_status submit_open(reader *r, const cg_stream_read *read)
+static cg_status submit_open(reader *r, const cg_fetch_read *read)
 {
     const cachegen *c = r->rt->connector;
     const cg_reader_name name = name_of(r, read);
@@ -74,7 +74,7 @@ static cg_status submit_open(reader *r, const cg_stream_read *read)
  * near store nobody reads it again. */
 static void let_go(reader *r, uint64_t id, bool is_read)
 {
-    for (uint32_t i = 0; r->files != NULL && i < r->rt->stream_plan.window.depth; i++)
+    for (uint32_t i = 0; r->files != NULL && i < r->rt->fetch_plan.window.depth; i++)
         if (r->held[i].id == id) {
             cg_reader_files_give(r->files, r->held[i].file, is_read,
                                  is_read && !r->is_far ? 0 : cg_now_ns());
@@ -120,17 +120,17 @@ static uint64_t close_ns(const reader *r)
  * to wait to be closed: what waits already must leave room for these. */
 static bool may_open(const reader *r)
 {
-    return r->files != NULL && r->n_unclosed < r->rt->stream_plan.window.depth;
+    return r->files != NULL && r->n_unclosed < r->rt->fetch_plan.window.depth;
 }
 
 /* Without the lock; read is a copy of what the plan entered. */
-static void submit_read(reader *r, const cg_stream_read *read)
+static void submit_read(reader *r, const cg_fetch_read *read)
 {
-    const cachegen_load *load = cg_load_of_stream(read->stream); /* kept by the read's reference */
+    const cachegen_load *load = cg_load_of_fetch(read->fetch); /* kept by the read's reference */
     const cachegen *c = load->op.connector;
     const cg_geometry *g = &c->model.geometry;
     const uint64_t raw_bytes =
-        cg_geometry_elements(g, load->stream.sizes[read->chunk_index].n_tokens) *
+        cg_geometry_elements(g, load->fetch.sizes[read->chunk_index].n_tokens) *
         cg_dtype_bytes(g->dtype);
     cg_status status;
     /* Sizes come from files and plans, which may lie: no memory for more than any chunk can
@@ -155,14 +155,14 @@ static void submit_read(reader *r, const cg_stream_read *read)
 static bool plan_many(cg_runtime *rt)
 {
     pthread_mutex_lock(&rt->lock);
-    const bool is_many = cg_stream_plan_begin(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
+    const bool is_many = cg_fetch_plan_begin(&rt->fetch_plan, cg_runtime_speeds(rt), cg_now_ns());
     cg_runtime_speeds_end(rt);
     pthread_mutex_unlock(&rt->lock);
     if (!is_many)
         return false;
-    cg_stream_plan_make(&rt->stream_plan);
+    cg_fetch_plan_make(&rt->fetch_plan);
     pthread_mutex_lock(&rt->lock);
-    cg_stream_plan_end(&rt->stream_plan);
+    cg_fetch_plan_end(&rt->fetch_plan);
     pthread_mutex_unlock(&rt->lock);
     return true;
 }
@@ -177,10 +177,10 @@ static bool decode_all(reader *r)
         uint32_t index;
         plan_many(rt);
         pthread_mutex_lock(&rt->lock);
-        cg_stream *stream =
-            cg_stream_next_decode(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns(), &index);
+        cg_fetch *fetch =
+            cg_fetch_next_decode(&rt->fetch_plan, cg_runtime_speeds(rt), cg_now_ns(), &index);
         cg_runtime_speeds_end(rt);
-        chunk = stream != NULL ? cg_load_decode_begun(stream, index) : NULL;
+        chunk = fetch != NULL ? cg_load_decode_begun(fetch, index) : NULL;
         pthread_mutex_unlock(&rt->lock);
         if (chunk != NULL)
             cg_load_submit(chunk);
@@ -192,23 +192,23 @@ static bool decode_all(reader *r)
 static void submit_all(reader *r)
 {
     cg_runtime *rt = r->rt;
-    const cg_stream_read *read;
+    const cg_fetch_read *read;
     bool is_due;
     do {
-        cg_stream_read begun;
+        cg_fetch_read begun;
         /* Before each read, since decoding makes room for what is read. */
         decode_all(r);
         const bool is_new = plan_many(rt);
         pthread_mutex_lock(&rt->lock);
-        read = cg_stream_next_read(&rt->stream_plan, cg_runtime_speeds(rt), cg_now_ns());
+        read = cg_fetch_next_read(&rt->fetch_plan, cg_runtime_speeds(rt), cg_now_ns());
         cg_runtime_speeds_end(rt);
         if (read != NULL) {
-            cg_load_read_begun(cg_load_of_stream(read->stream));
+            cg_load_read_begun(cg_load_of_fetch(read->fetch));
             /* Without the lock the plan's own may change. */
             begun = *read;
         }
         /* What has changed since a plan that is new wakes the reader. */
-        is_due = read == NULL && !is_new && cg_stream_plan_is_due(&rt->stream_plan);
+        is_due = read == NULL && !is_new && cg_fetch_plan_is_due(&rt->fetch_plan);
         pthread_mutex_unlock(&rt->lock);
         if (read != NULL)
             submit_read(r, &begun);
@@ -218,7 +218,7 @@ static void submit_all(reader *r)
 }
 
 /* With the lock held: the file of a read that opened it stays open, unless that is refused. */
-static bool keep_file(const reader *r, const cg_stream_read *read, int file)
+static bool keep_file(const reader *r, const cg_fetch_read *read, int file)
 {
     if (read == NULL || file < 0)
         return file < 0;
@@ -245,7 +245,7 @@ static void take_completion(reader *r, const cg_io_completion *done)
         r->n_closing--;
     cg_store_note(rt->connector->store, done);
     pthread_mutex_lock(&rt->lock);
-    const cg_stream_read *read = cg_stream_find_read(&rt->stream_plan, done->user);
+    const cg_fetch_read *read = cg_fetch_find_read(&rt->fetch_plan, done->user);
     if (done->user != NO_READ)
         let_go(r, done->user, read != NULL && is_to_end(read));
     const bool is_kept = keep_file(r, read, done->file);
@@ -267,18 +267,18 @@ static void take_completion(reader *r, const cg_io_completion *done)
 }
 
 /* With the lock held. */
-static cg_stream *next_overdue(cg_runtime *rt, uint64_t now_ns)
+static cg_fetch *next_overdue(cg_runtime *rt, uint64_t now_ns)
 {
-    cg_stream *overdue = cg_stream_overdue(&rt->stream_plan, cg_runtime_speeds(rt), now_ns);
+    cg_fetch *overdue = cg_fetch_overdue(&rt->fetch_plan, cg_runtime_speeds(rt), now_ns);
     cg_runtime_speeds_end(rt);
     return overdue;
 }
 
 /* With the lock held. */
-static cg_stream *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index_out)
+static cg_fetch *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index_out)
 {
-    cg_stream *hopeless =
-        cg_stream_hopeless(&rt->stream_plan, cg_runtime_speeds(rt), now_ns, index_out);
+    cg_fetch *hopeless =
+        cg_fetch_hopeless(&rt->fetch_plan, cg_runtime_speeds(rt), now_ns, index_out);
     cg_runtime_speeds_end(rt);
     return hopeless;
 }
@@ -286,7 +286,7 @@ static cg_stream *next_hopeless(cg_runtime *rt, uint64_t now_ns, uint32_t *index
 /* With the lock held: other connectors' plans count on it. */
 static void tell_what_is_wanted(cg_runtime *rt)
 {
-    cg_runtime_speeds(rt)->wanted = cg_stream_wanted(&rt->stream_plan);
+    cg_runtime_speeds(rt)->wanted = cg_fetch_wanted(&rt->fetch_plan);
     cg_runtime_speeds_end(rt);
 }
 
@@ -296,27 +296,27 @@ static uint64_t watch(reader *r)
 {
     cg_runtime *rt = r->rt;
     const uint64_t now_ns = cg_now_ns();
-    const cg_stream_read *late;
+    const cg_fetch_read *late;
     uint64_t wake_ns = UINT64_MAX;
-    cg_stream *overdue, *hopeless;
+    cg_fetch *overdue, *hopeless;
     uint32_t index;
     pthread_mutex_lock(&rt->lock);
     /* Each time all loads are looked at. The engine's steps want the lock, too: what is left is for
      * the next round, which is at once. */
     const uint64_t until_ns = cg_now_ns() + cg_ms(LOCKED_MS);
     while ((overdue = next_overdue(rt, now_ns)) != NULL) {
-        cg_load_overdue(cg_load_of_stream(overdue)); /* its reads are given up next */
-        wake_ns = now_ns;                            /* for what others may read now */
+        cg_load_overdue(cg_load_of_fetch(overdue)); /* its reads are given up next */
+        wake_ns = now_ns;                           /* for what others may read now */
         if (cg_now_ns() >= until_ns)
             break;
     }
     while ((hopeless = next_hopeless(rt, now_ns, &index)) != NULL) {
-        cg_load_shorten(cg_load_of_stream(hopeless), index);
+        cg_load_shorten(cg_load_of_fetch(hopeless), index);
         wake_ns = now_ns;
         if (cg_now_ns() >= until_ns)
             break;
     }
-    while ((late = cg_stream_give_up(&rt->stream_plan, now_ns)) != NULL) {
+    while ((late = cg_fetch_give_up(&rt->fetch_plan, now_ns)) != NULL) {
         const uint64_t id = late->id;
         rt->stats.abandoned_reads++;
         pthread_mutex_unlock(&rt->lock);
@@ -326,7 +326,7 @@ static uint64_t watch(reader *r)
     }
     tell_what_is_wanted(rt);
     if (wake_ns == UINT64_MAX)
-        wake_ns = cg_stream_wake_ns(&rt->stream_plan);
+        wake_ns = cg_fetch_wake_ns(&rt->fetch_plan);
     pthread_mutex_unlock(&rt->lock);
     const uint64_t closing_ns = close_ns(r);
     if (closing_ns < wake_ns)
@@ -345,9 +345,9 @@ static void begin_files(reader *r)
     if (files == NULL || c->config->io_cache != CG_IO_CACHED)
         return;
     r->is_far = cg_handle_is_far(c);
-    r->held = calloc(r->rt->stream_plan.window.depth, sizeof *r->held);
+    r->held = calloc(r->rt->fetch_plan.window.depth, sizeof *r->held);
     r->unclosed =
-        calloc(2 * (size_t)r->rt->stream_plan.window.depth + MAX_CLOSING, sizeof *r->unclosed);
+        calloc(2 * (size_t)r->rt->fetch_plan.window.depth + MAX_CLOSING, sizeof *r->unclosed);
     if (r->held == NULL || r->unclosed == NULL) {
         free(r->held);
         free(r->unclosed);
@@ -363,7 +363,7 @@ static void end_files(reader *r)
     int file;
     if (r->files == NULL)
         return;
-    for (uint32_t i = 0; i < r->rt->stream_plan.window.depth; i++)
+    for (uint32_t i = 0; i < r->rt->fetch_plan.window.depth; i++)
         if (r->held[i].id != 0)
             cg_reader_files_give(r->files, r->held[i].file, /*is_read=*/false, cg_now_ns());
     cg_reader_files_end(r->files);
@@ -392,11 +392,11 @@ void *cg_load_reader(void *argument)
 
     pthread_mutex_lock(&rt->lock);
     do { /* loads that came meanwhile are not to end for what those before them lacked */
-        n_added = rt->stream_plan.n_added;
+        n_added = rt->fetch_plan.n_added;
         pthread_mutex_unlock(&rt->lock);
         status = cg_io_new(&io_config, &r.io);
         pthread_mutex_lock(&rt->lock);
-    } while (status != CG_OK && !rt->stop && rt->stream_plan.n_added != n_added);
+    } while (status != CG_OK && !rt->stop && rt->fetch_plan.n_added != n_added);
     cg_status queue_status = status;
     if (status == CG_OK) {
         rt->reader_io = r.io;
@@ -419,8 +419,8 @@ void *cg_load_reader(void *argument)
         rt->reader_io = NULL;
         if (queue_status != CG_OK) /* nothing will ever come out of this queue */
             cg_loads_refuse(rt, queue_status);
-        for (uint32_t i = 0; i < rt->stream_plan.window.depth; i++) {
-            const cg_stream_read *read = &rt->stream_plan.reads[i];
+        for (uint32_t i = 0; i < rt->fetch_plan.window.depth; i++) {
+            const cg_fetch_read *read = &rt->fetch_plan.reads[i];
             if (read->id != 0) /* of a load that is done already; cg_io_free() cancels it */
                 cg_load_read_ended(rt, read, CG_ERR_CANCELLED, NULL, NULL, cg_now_ns());
         }

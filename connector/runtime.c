@@ -23,9 +23,9 @@ static cg_runtime *runtime_new(cachegen *connector)
                     &rt->encoders) != CG_OK ||
         cg_chunk_memory_new(cg_ms(config->positive_ttl_ms), cg_ms(config->negative_ttl_ms),
                             &rt->chunk_memory) != CG_OK ||
-        cg_stream_plan_init(&rt->stream_plan, config->queue_depth,
-                            (uint64_t)config->staging_mib << 20,
-                            cg_ms(config->read_timeout_ms)) != CG_OK) {
+        cg_fetch_plan_init(&rt->fetch_plan, config->queue_depth,
+                           (uint64_t)config->staging_mib << 20,
+                           cg_ms(config->read_timeout_ms)) != CG_OK) {
         cg_chunk_memory_free(rt->chunk_memory);
         cg_pool_free(rt->encoders);
         cg_pool_free(rt->pool);
@@ -59,7 +59,7 @@ static void runtime_free(cg_runtime *rt)
     cg_pool_free(rt->pool);
     cg_link_put(rt->link, rt->speeds.wanted);
     cg_chunk_memory_free(rt->chunk_memory);
-    cg_stream_plan_destroy(&rt->stream_plan);
+    cg_fetch_plan_destroy(&rt->fetch_plan);
     free(rt->uses);
     if (rt->event_fd >= 0)
         close(rt->event_fd);

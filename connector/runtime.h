@@ -10,7 +10,7 @@
  * say otherwise. It is never held across a system call on files, a codec call or a callback. The
  * pool's own lock is taken inside it, never outside. Steps of the engine take it, and wait for
  * what it is held for. The longest of that is a few passes over the chunks of all loads: a plan of
- * reads for many chunks is made without it (connector/stream_plan.h).
+ * reads for many chunks is made without it (connector/fetch_plan.h).
  *
  * A hung store can hold a worker for ever, in a system call that nobody can end. So closing waits
  * for the workers only until a deadline. If one is stuck then, the runtime becomes an orphan:
@@ -20,11 +20,11 @@
 #ifndef CG_CONNECTOR_RUNTIME_H
 #define CG_CONNECTOR_RUNTIME_H
 #include "connector/chunk_memory.h"
+#include "connector/fetch_plan.h"
 #include "connector/handle.h"
 #include "connector/link.h"
 #include "connector/pool.h"
 #include "connector/speeds.h"
-#include "connector/stream_plan.h"
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -60,10 +60,10 @@ struct cg_runtime {
     uint32_t n_inside; /* workers that may touch the runtime */
 
     cg_operation_queue lookups, saves;
-    bool store_is_silent;       /* questions are not answered: look-ups are misses at once */
-    uint64_t opener_ns;         /* when it last began */
-    cg_stream_plan stream_plan; /* of the loads that are not done */
-    cg_io *reader_io;           /* to wake; set while the reader runs */
+    bool store_is_silent;     /* questions are not answered: look-ups are misses at once */
+    uint64_t opener_ns;       /* when it last began */
+    cg_fetch_plan fetch_plan; /* of the loads that are not done */
+    cg_io *reader_io;         /* to wake; set while the reader runs */
 
     /* What the writer does, for the watcher (connector/save_state.h). */
     cg_operation *saving;

@@ -51,7 +51,7 @@ void cg_trace_add(cg_trace *trace, const cg_trace_event *event)
         added->ended_ns = added->began_ns;
 }
 
-void cg_trace_add_plan(cg_trace *trace, const cg_stream *stream, double estimated_bps,
+void cg_trace_add_plan(cg_trace *trace, const cg_fetch *fetch, double estimated_bps,
                        uint64_t now_ns)
 {
     cg_trace_event event = {.kind = CG_TRACE_PLAN,
@@ -59,12 +59,12 @@ void cg_trace_add_plan(cg_trace *trace, const cg_stream *stream, double estimate
                             .ended_ns = now_ns,
                             .estimated_bps = estimated_bps};
     uint64_t digest = 14695981039346656037u; /* FNV-1a: no level is 0 in it */
-    for (uint32_t i = stream->first; i < stream->first_failed; i++) {
-        const cg_stream_chunk *chunk = &stream->chunks[i];
+    for (uint32_t i = fetch->first; i < fetch->first_failed; i++) {
+        const cg_fetch_chunk *chunk = &fetch->chunks[i];
         /* What has one level is planned only as far as it is read soon. */
-        const uint8_t level = chunk->state > CG_STREAM_READING ? chunk->level
-                              : chunk->state == CG_STREAM_WAITING && !cg_stream_is_anytime(stream)
-                                  ? stream->levels[i]
+        const uint8_t level = chunk->state > CG_FETCH_READING ? chunk->level
+                              : chunk->state == CG_FETCH_WAITING && !cg_fetch_is_anytime(fetch)
+                                  ? fetch->levels[i]
                                   : chunk->planned;
         if (level >= CG_N_LEVELS)
             continue;

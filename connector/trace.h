@@ -10,7 +10,7 @@
 #ifndef CG_CONNECTOR_TRACE_H
 #define CG_CONNECTOR_TRACE_H
 #include "connector/cachegen.h"
-#include "connector/stream.h"
+#include "connector/fetch.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,8 +50,8 @@ cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns);
 /* NULL is fine. */
 void cg_trace_free(cg_trace *trace);
 void cg_trace_add(cg_trace *trace, const cg_trace_event *event);
-/* Adds a PLAN if the levels of the stream's chunks are others than the last time. */
-void cg_trace_add_plan(cg_trace *trace, const cg_stream *stream, double estimated_bps,
+/* Adds a PLAN if the levels of the fetch's chunks are others than the last time. */
+void cg_trace_add_plan(cg_trace *trace, const cg_fetch *fetch, double estimated_bps,
                        uint64_t now_ns);
 /* With the lock held: the load is done, with this progress. The trace is the writer's. */
 void cg_trace_end(cg_trace *trace, const cachegen_progress *progress);

@@ -1,7 +1,7 @@
 #include "tests/sim/sim.h"
 
+#include "connector/fetch_exit.h"
 #include "connector/quality.h"
-#include "connector/stream_exit.h"
 
 #include <algorithm>
 #include <deque>
@@ -80,11 +80,11 @@ struct Load {
     Load() = default;
     ~Load()
     {
-        cg_stream_destroy(&stream);
+        cg_fetch_destroy(&fetch);
     }
     Load(const Load &) = delete;
     Load &operator=(const Load &) = delete;
-    cg_stream stream = {};
+    cg_fetch fetch = {};
     double arrived_s = 0, ended_s = -1, answered_s = -1;
     double bytes = 0;
     std::vector<bool> is_loaded;
@@ -97,7 +97,7 @@ class Run
         : model_(model), setup_(setup), trace_(trace), now_s_(start_s), zero_s_(start_s)
     {
         const double prior_bps = setup.prior_factor * trace.mean_bps();
-        if (cg_stream_plan_init(&plan_, DEPTH, uint64_t(4) << 30, uint64_t(3600) * 1000000000) !=
+        if (cg_fetch_plan_init(&plan_, DEPTH, uint64_t(4) << 30, uint64_t(3600) * 1000000000) !=
             CG_OK)
             throw std::bad_alloc();
         cg_estimator_init(
@@ -113,7 +113,7 @@ class Run
     }
     ~Run()
     {
-        cg_stream_plan_destroy(&plan_);
+        cg_fetch_plan_destroy(&plan_);
     }
     Run(const Run &) = delete;
     Run &operator=(const Run &) = delete;
@@ -169,16 +169,16 @@ class Run
         return ns == UINT64_MAX ? NEVER_S : static_cast<double>(ns) / 1e9 - 1 + zero_s_;
     }
 
-    // What an engine's plugin does before each step: what is left but for what streams have lost.
+    // What an engine's plugin does before each step: what is left but for what fetches have lost.
     void tell_queue(const std::vector<std::unique_ptr<Load>> &loads)
     {
         double queue_s = std::max(engine_free_s_ - now_s_, 0.0);
         for (const auto &load : loads)
             if (load->ended_s < 0)
-                queue_s += recompute_s(model_, model_.context_tokens - load->stream.end_token);
-        cg_stream_engine_known(&plan_, untold_ns_);
+                queue_s += recompute_s(model_, model_.context_tokens - load->fetch.end_token);
+        cg_fetch_engine_known(&plan_, untold_ns_);
         untold_ns_ = 0;
-        cg_stream_engine_told(&plan_, 1e9 * queue_s, now_ns());
+        cg_fetch_engine_told(&plan_, 1e9 * queue_s, now_ns());
     }
 
     // What a look-up decides, and a load starts with.
@@ -202,12 +202,12 @@ class Run
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_speeds_link_bps(&speeds_);
         input.link_hope = cg_estimator_hope(&speeds_.link);
-        const cg_wanted wanted = cg_stream_wanted(&plan_);
+        const cg_wanted wanted = cg_fetch_wanted(&plan_);
         input.queued_bytes = wanted.bytes;
         input.queued_loads = static_cast<uint32_t>(wanted.n_loads);
-        input.queued_decode_ns = cg_stream_undecoded_ns(&plan_, &speeds_);
+        input.queued_decode_ns = cg_fetch_undecoded_ns(&plan_, &speeds_);
         input.recompute = model_.recompute;
-        input.engine_ns = cg_stream_engine_ns(&plan_, &speeds_, now_ns());
+        input.engine_ns = cg_fetch_engine_ns(&plan_, &speeds_, now_ns());
         input.end_token = model_.context_tokens;
         cg_speeds_decode(&speeds_, input.decode_ns_per_token);
         std::vector<uint8_t> levels(n);
@@ -224,47 +224,47 @@ class Run
             decision = cg_controller_probe(&input, doubts, levels.data());
         if (setup_.level >= 0)
             decision = {n, 0, 0};
-        if (cg_stream_init(&load->stream, static_cast<uint32_t>(decision.n_load)) != CG_OK)
+        if (cg_fetch_init(&load->fetch, static_cast<uint32_t>(decision.n_load)) != CG_OK)
             throw std::bad_alloc();
-        cg_stream *stream = &load->stream;
-        stream->policy = setup_.policy;
-        stream->has_fixed_level = setup_.level >= 0;
-        stream->end_token = static_cast<uint32_t>(decision.n_load) * model_.chunk_tokens;
-        stream->deadline_ns = now_ns() + to_ns(setup_.budget_s) -
-                              std::min(to_ns(setup_.budget_s), decision.reserve_ns);
+        cg_fetch *fetch = &load->fetch;
+        fetch->policy = setup_.policy;
+        fetch->has_fixed_level = setup_.level >= 0;
+        fetch->end_token = static_cast<uint32_t>(decision.n_load) * model_.chunk_tokens;
+        fetch->deadline_ns = now_ns() + to_ns(setup_.budget_s) -
+                             std::min(to_ns(setup_.budget_s), decision.reserve_ns);
         for (uint32_t i = 0; i < decision.n_load; i++) {
-            stream->sizes[i] = sizes[i];
-            stream->levels[i] = levels[i];
+            fetch->sizes[i] = sizes[i];
+            fetch->levels[i] = levels[i];
         }
-        if (cg_stream_is_anytime(stream)) {
-            cg_stream_nest(stream);
-            cg_stream_set_end(stream, &speeds_, now_ns());
+        if (cg_fetch_is_anytime(fetch)) {
+            cg_fetch_nest(fetch);
+            cg_fetch_set_end(fetch, &speeds_, now_ns());
         }
         load->arrived_s = now_s_;
         load->is_loaded.resize(n);
-        if (cg_stream_plan_add(&plan_, stream) != CG_OK)
+        if (cg_fetch_plan_add(&plan_, fetch) != CG_OK)
             throw std::bad_alloc();
         return load;
     }
 
-    Load *load_of(std::vector<std::unique_ptr<Load>> &loads, const cg_stream *stream)
+    Load *load_of(std::vector<std::unique_ptr<Load>> &loads, const cg_fetch *fetch)
     {
         for (auto &load : loads)
-            if (&load->stream == stream)
+            if (&load->fetch == fetch)
                 return load.get();
-        throw std::logic_error("a stream of nobody's");
+        throw std::logic_error("a fetch of nobody's");
     }
 
     void end_if_done(Load *load)
     {
-        cg_stream *stream = &load->stream;
-        if (load->ended_s >= 0 || !cg_stream_is_settled(stream))
+        cg_fetch *fetch = &load->fetch;
+        if (load->ended_s >= 0 || !cg_fetch_is_settled(fetch))
             return;
         for (const auto &job : decoding_)
-            if (job.stream == stream)
+            if (job.fetch == fetch)
                 return;
         load->ended_s = now_s_;
-        const uint32_t n_tokens = (model_.n_chunks() - stream->n_whole) * model_.chunk_tokens;
+        const uint32_t n_tokens = (model_.n_chunks() - fetch->n_whole) * model_.chunk_tokens;
         if (n_tokens > 0) {
             // One prompt after the other: two that are computed together take as long.
             engine_free_s_ = std::max(now_s_, engine_free_s_) + recompute_s(model_, n_tokens);
@@ -274,38 +274,37 @@ class Run
         load->answered_s = n_tokens > 0                ? engine_free_s_
                            : ends == computed_s_.end() ? now_s_
                                                        : *ends;
-        untold_ns_ += cg_stream_engine_lost(&plan_, stream, &speeds_, now_ns());
-        cg_stream_plan_remove(&plan_, stream);
+        untold_ns_ += cg_fetch_engine_lost(&plan_, fetch, &speeds_, now_ns());
+        cg_fetch_plan_remove(&plan_, fetch);
     }
 
     // What the reader does when it wakes up.
     void act(std::vector<std::unique_ptr<Load>> &loads)
     {
         uint32_t index;
-        while (cg_stream *stream = cg_stream_overdue(&plan_, &speeds_, now_ns())) {
-            index = cg_stream_first_missing(stream);
-            if (index < stream->end)
-                cg_stream_failed(stream, index);
-            end_if_done(load_of(loads, stream));
+        while (cg_fetch *fetch = cg_fetch_overdue(&plan_, &speeds_, now_ns())) {
+            index = cg_fetch_first_missing(fetch);
+            if (index < fetch->end)
+                cg_fetch_failed(fetch, index);
+            end_if_done(load_of(loads, fetch));
         }
-        while (cg_stream *stream = cg_stream_hopeless(&plan_, &speeds_, now_ns(), &index)) {
-            cg_stream_failed(stream, index);
-            end_if_done(load_of(loads, stream));
+        while (cg_fetch *fetch = cg_fetch_hopeless(&plan_, &speeds_, now_ns(), &index)) {
+            cg_fetch_failed(fetch, index);
+            end_if_done(load_of(loads, fetch));
         }
-        while (const cg_stream_read *late = cg_stream_give_up(&plan_, now_ns()))
+        while (const cg_fetch_read *late = cg_fetch_give_up(&plan_, now_ns()))
             end_read(loads, late->id, false);
         for (bool goes_on = true; goes_on;) {
             goes_on = false;
-            while (cg_stream *stream = cg_stream_next_decode(&plan_, &speeds_, now_ns(), &index)) {
-                const uint8_t level = stream->chunks[index].level;
+            while (cg_fetch *fetch = cg_fetch_next_decode(&plan_, &speeds_, now_ns(), &index)) {
+                const uint8_t level = fetch->chunks[index].level;
                 const double s = setup_.level == RAW ? 0 : model_.decode_s(level);
                 decoder_free_s_ = std::max(decoder_free_s_, now_s_) + s;
-                decoding_.push_back({stream, index, decoder_free_s_});
+                decoding_.push_back({fetch, index, decoder_free_s_});
                 goes_on = true;
             }
             /* A real clock goes on between an end and what is asked for then. */
-            const cg_stream_read *read =
-                cg_stream_next_read(&plan_, &speeds_, now_ns() + SUBMIT_NS);
+            const cg_fetch_read *read = cg_fetch_next_read(&plan_, &speeds_, now_ns() + SUBMIT_NS);
             goes_on = goes_on || plan_.must_free_bytes > 0;
             if (read != nullptr) {
                 reads_.push_back(
@@ -321,7 +320,7 @@ class Run
     // decoded, or the plan wants to be asked.
     void advance(std::vector<std::unique_ptr<Load>> &loads, double arrival_s)
     {
-        double next_s = std::max(now_s_ + 1e-9, s_of(cg_stream_wake_ns(&plan_)) + 1e-9);
+        double next_s = std::max(now_s_ + 1e-9, s_of(cg_fetch_wake_ns(&plan_)) + 1e-9);
         next_s = std::min(next_s, arrival_s);
         if (!decoding_.empty())
             next_s = std::min(next_s, decoding_.front().ends_s);
@@ -349,9 +348,8 @@ class Run
         while (!decoding_.empty() && decoding_.front().ends_s <= now_s_) {
             const Job job = decoding_.front();
             decoding_.pop_front();
-            Load *load = load_of(loads, job.stream);
-            load->is_loaded[job.index] =
-                cg_stream_decode_ended(&plan_, job.stream, job.index, true);
+            Load *load = load_of(loads, job.fetch);
+            load->is_loaded[job.index] = cg_fetch_decode_ended(&plan_, job.fetch, job.index, true);
             end_if_done(load);
         }
     }
@@ -373,28 +371,28 @@ class Run
 
     void end_read(std::vector<std::unique_ptr<Load>> &loads, uint64_t id, bool has_succeeded)
     {
-        const cg_stream_read read = *cg_stream_find_read(&plan_, id);
-        Load *load = load_of(loads, read.stream);
+        const cg_fetch_read read = *cg_fetch_find_read(&plan_, id);
+        Load *load = load_of(loads, read.fetch);
         reads_.erase(std::find_if(reads_.begin(), reads_.end(),
                                   [id](const Read &other) { return other.id == id; }));
         load->bytes += has_succeeded ? static_cast<double>(read.bytes) : 0;
-        if (cg_stream_read_ended(&plan_, &speeds_, id, has_succeeded ? read.bytes : 0, now_ns()) ==
-            CG_STREAM_FAIL)
-            cg_stream_failed(read.stream, read.chunk_index);
+        if (cg_fetch_read_ended(&plan_, &speeds_, id, has_succeeded ? read.bytes : 0, now_ns()) ==
+            CG_FETCH_FAIL)
+            cg_fetch_failed(read.fetch, read.chunk_index);
         end_if_done(load);
     }
 
     Outcome outcome(const Load &load) const
     {
-        Outcome o = {load.answered_s - load.arrived_s, 0, load.bytes, load.stream.n_whole};
-        for (uint32_t i = 0; i < load.stream.n_whole; i++)
+        Outcome o = {load.answered_s - load.arrived_s, 0, load.bytes, load.fetch.n_whole};
+        for (uint32_t i = 0; i < load.fetch.n_whole; i++)
             o.kl += chunk_kl(model_, i,
-                             setup_.level == RAW ? unsigned{RAW} : load.stream.chunks[i].level);
+                             setup_.level == RAW ? unsigned{RAW} : load.fetch.chunks[i].level);
         return o;
     }
 
     struct Job {
-        cg_stream *stream;
+        cg_fetch *fetch;
         uint32_t index;
         double ends_s;
     };
@@ -404,7 +402,7 @@ class Run
     uint64_t untold_ns_ = 0; // of engine_free_s_, what tell_queue() has not told yet
     double now_s_, zero_s_, decoder_free_s_ = 0, engine_free_s_ = 0;
     std::vector<double> computed_s_; // when the engine has computed each prompt that it was given
-    cg_stream_plan plan_ = {};
+    cg_fetch_plan plan_ = {};
     cg_speeds speeds_ = {};
     std::vector<Read> reads_;
     std::deque<Job> decoding_;

@@ -1,5 +1,5 @@
 // tests/sim/sim.h - a discrete-event simulator of loads: the connector's own planner
-// (connector/stream_plan.h, controller.h, estimator.h, speeds.h) on a link that follows a trace,
+// (connector/fetch_plan.h, controller.h, estimator.h, speeds.h) on a link that follows a trace,
 // with a virtual clock and no I/O.
 //
 // The link gives every read under way the same share, after a round trip. Decoding takes all

@@ -1,5 +1,5 @@
-/* connector/stream.h - a load as the plan of reads sees it: chunks in order, and how much of each
- * has arrived.
+/* connector/fetch.h - what the reader brings of a load, as the plan of reads sees it: chunks in
+ * order, and how much of each has arrived.
  *
  * A chunk is WAITING at first. It is READING when ranges of its file have been asked for; they are
  * asked for in order, and arrive in any order. What has arrived without a gap from the start of the
@@ -7,8 +7,8 @@
  * as DONE or FAILED.
  * Threads: plain data; the owner locks.
  */
-#ifndef CG_CONNECTOR_STREAM_H
-#define CG_CONNECTOR_STREAM_H
+#ifndef CG_CONNECTOR_FETCH_H
+#define CG_CONNECTOR_FETCH_H
 #include "codec/status.h"
 #include "connector/quality.h"
 
@@ -18,16 +18,16 @@
 extern "C" {
 #endif
 
-typedef enum cg_stream_state {
-    CG_STREAM_WAITING = 0,
-    CG_STREAM_READING, /* or waiting for more to be asked for */
-    CG_STREAM_DECODING,
-    CG_STREAM_DONE,
-    CG_STREAM_FAILED, /* or no longer wanted */
-} cg_stream_state;
+typedef enum cg_fetch_state {
+    CG_FETCH_WAITING = 0,
+    CG_FETCH_READING, /* or waiting for more to be asked for */
+    CG_FETCH_DECODING,
+    CG_FETCH_DONE,
+    CG_FETCH_FAILED, /* or no longer wanted */
+} cg_fetch_state;
 
-typedef struct cg_stream_chunk {
-    cg_stream_state state;
+typedef struct cg_fetch_chunk {
+    cg_fetch_state state;
     bool is_nested;         /* its lossy levels are one file */
     bool is_guessed;        /* its sizes are another chunk's, until its first range has arrived */
     bool is_short;          /* and its file is shorter than the first range that was asked for */
@@ -41,11 +41,11 @@ typedef struct cg_stream_chunk {
     uint64_t arrived_bytes; /* of those, without a gap */
     uint64_t good_bytes;    /* what lies behind could not be had */
     uint64_t held_bytes;    /* that arrived, also behind a gap */
-} cg_stream_chunk;
+} cg_fetch_chunk;
 
-typedef struct cg_stream cg_stream;
-struct cg_stream {
-    cg_stream *next; /* the plan's */
+typedef struct cg_fetch cg_fetch;
+struct cg_fetch {
+    cg_fetch *next; /* the plan's */
     cg_policy policy;
     const cg_quality *quality; /* the owner's; built-in unless it says so */
     bool has_fixed_level;      /* levels stay as they were set */
@@ -68,60 +68,60 @@ struct cg_stream {
     double link_ns;              /* its reads' share of the time in which the link was busy */
     uint64_t computed_by_ns;    /* by the engine, had it been given up when its time was first over,
                                    and all that were put off before it; 0: it is not;
-                                   connector/stream_exit.c's */
+                                   connector/fetch_exit.c's */
     double predicted_ns;        /* from when it was asked last, until it has what must arrive of it;
-                                   connector/stream_exit.c's */
+                                   connector/fetch_exit.c's */
     uint64_t dropped_bytes;     /* arrived, and not decoded */
     uint64_t memory_bytes;      /* arrived, but not over the link */
     uint8_t *levels;            /* [n_chunks] the first choice of the owner */
     cg_controller_chunk *sizes; /* [n_chunks]; the owner sets them */
-    cg_stream_chunk *chunks;    /* [n_chunks] */
+    cg_fetch_chunk *chunks;     /* [n_chunks] */
 };
 
-/* A stream of n_chunks, all of them to be loaded, at a deadline that the owner sets.
+/* A fetch of n_chunks, all of them to be loaded, at a deadline that the owner sets.
  * CG_ERR_NO_MEMORY. */
-cg_status cg_stream_init(cg_stream *stream_out, uint32_t n_chunks);
-void cg_stream_destroy(cg_stream *stream);
+cg_status cg_fetch_init(cg_fetch *fetch_out, uint32_t n_chunks);
+void cg_fetch_destroy(cg_fetch *fetch);
 /* Only chunks [first, end) of it are to be loaded. */
-void cg_stream_cut(cg_stream *stream, uint32_t first, uint32_t end);
+void cg_fetch_cut(cg_fetch *fetch, uint32_t first, uint32_t end);
 /* For a model whose profile nests, once the sizes are set: chunks with two lossy levels or more are
  * taken for nested files. */
-void cg_stream_nest(cg_stream *stream);
+void cg_fetch_nest(cg_fetch *fetch);
 
 /* a + b, at most UINT64_MAX, which is never. */
-uint64_t cg_stream_add_ns(uint64_t a, uint64_t b);
+uint64_t cg_fetch_add_ns(uint64_t a, uint64_t b);
 /* How long it is from now_ns to until_ns; negative: it is over. */
-double cg_stream_left_ns(uint64_t until_ns, uint64_t now_ns);
+double cg_fetch_left_ns(uint64_t until_ns, uint64_t now_ns);
 
 /* Whether its levels are chosen as the paper has it: a chunk at a time. */
-bool cg_stream_is_papers(const cg_stream *stream);
+bool cg_fetch_is_papers(const cg_fetch *fetch);
 /* Whether it reads coarse first and refines; else each chunk has one level. */
-bool cg_stream_is_anytime(const cg_stream *stream);
+bool cg_fetch_is_anytime(const cg_fetch *fetch);
 /* Whether chunk_index is wanted still. */
-bool cg_stream_wants(const cg_stream *stream, uint32_t chunk_index);
+bool cg_fetch_wants(const cg_fetch *fetch, uint32_t chunk_index);
 /* Whether all that is wanted is done. */
-bool cg_stream_is_settled(const cg_stream *stream);
-/* The first chunk that cannot be decoded from what has arrived; stream->end: all can. */
-uint32_t cg_stream_first_missing(const cg_stream *stream);
+bool cg_fetch_is_settled(const cg_fetch *fetch);
+/* The first chunk that cannot be decoded from what has arrived; fetch->end: all can. */
+uint32_t cg_fetch_first_missing(const cg_fetch *fetch);
 /* Whether all that is wanted has arrived, at some level. */
-bool cg_stream_has_all(const cg_stream *stream);
+bool cg_fetch_has_all(const cg_fetch *fetch);
 /* Whether a chunk is wanted and can be decoded from what has arrived of it. */
-bool cg_stream_is_decodable(const cg_stream *stream, uint32_t chunk_index);
+bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index);
 /* Notes that a chunk cannot be had: nothing from it on is wanted. False: that was so before. */
-bool cg_stream_failed(cg_stream *stream, uint32_t chunk_index);
+bool cg_fetch_failed(cg_fetch *fetch, uint32_t chunk_index);
 
 /* The coarsest level of a chunk. */
-uint8_t cg_stream_floor(const cg_stream *stream, uint32_t chunk_index);
+uint8_t cg_fetch_floor(const cg_fetch *fetch, uint32_t chunk_index);
 /* The level that must arrive of a chunk. Once a file of one level alone is begun, that is its
  * level: no other file of the chunk will be read. */
-uint8_t cg_stream_must_level(const cg_stream *stream, uint32_t chunk_index);
+uint8_t cg_fetch_must_level(const cg_fetch *fetch, uint32_t chunk_index);
 /* The finest level that is in the first n_bytes of the file that is read of a chunk; CG_N_LEVELS:
  * none. */
-uint8_t cg_stream_level_in(const cg_stream *stream, uint32_t chunk_index, uint64_t n_bytes);
+uint8_t cg_fetch_level_in(const cg_fetch *fetch, uint32_t chunk_index, uint64_t n_bytes);
 /* Where the file that holds a level of the chunk ends. */
-uint64_t cg_stream_file_bytes(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
+uint64_t cg_fetch_file_bytes(const cg_fetch *fetch, uint32_t chunk_index, uint8_t level);
 /* The predicted KL divergence of the chunk at a level. */
-double cg_stream_kl(const cg_stream *stream, uint32_t chunk_index, uint8_t level);
+double cg_fetch_kl(const cg_fetch *fetch, uint32_t chunk_index, uint8_t level);
 
 #ifdef __cplusplus
 }

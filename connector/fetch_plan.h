@@ -1,4 +1,4 @@
-/* connector/stream_plan.h - what the reader does next: which range of which chunk to read, what to
+/* connector/fetch_plan.h - what the reader does next: which range of which chunk to read, what to
  * decode, and when to give up.
  *
  * The rules:
@@ -42,7 +42,7 @@
  * given up, too, unless the engine is busy anyway.
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take.
  * It is not to blame for what a slow link moves before it.
- * 7. A stream ends at a time of its own. While bytes arrive, and giving it up costs it and the
+ * 7. A fetch ends at a time of its own. While bytes arrive, and giving it up costs it and the
  * others more than it gains, that time is put off by half a second, at the latest until the engine
  * would have computed it and all that were put off before it. After its deadline it also ends when
  * nothing has arrived for a while: for half a second, or for twice the time that all bytes under
@@ -59,20 +59,20 @@
  * of any one clock.
  * Threads: plain data; the owner locks.
  */
-#ifndef CG_CONNECTOR_STREAM_PLAN_H
-#define CG_CONNECTOR_STREAM_PLAN_H
+#ifndef CG_CONNECTOR_FETCH_PLAN_H
+#define CG_CONNECTOR_FETCH_PLAN_H
 #include "connector/extents.h"
+#include "connector/fetch.h"
+#include "connector/fetch_window.h"
 #include "connector/speeds.h"
-#include "connector/stream.h"
-#include "connector/stream_window.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct cg_stream_read {
+typedef struct cg_fetch_read {
     uint64_t id; /* never the same twice; 0: this place is free */
-    cg_stream *stream;
+    cg_fetch *fetch;
     uint32_t chunk_index;
     uint8_t file_level; /* the name to read */
     bool is_stale;      /* of a file that turned out not to be the one to read */
@@ -80,20 +80,20 @@ typedef struct cg_stream_read {
     uint64_t submitted_ns;
     cg_link_mark meter_mark; /* of the link's meter */
     uint64_t give_up_ns;     /* UINT64_MAX: never */
-} cg_stream_read;
+} cg_fetch_read;
 
-typedef struct cg_stream_ref {
-    cg_stream *stream;
+typedef struct cg_fetch_ref {
+    cg_fetch *fetch;
     uint32_t chunk_index;
-} cg_stream_ref;
+} cg_fetch_ref;
 
-typedef struct cg_stream_plan {
+typedef struct cg_fetch_plan {
     /* Constant: */
     uint64_t staging_bytes;   /* under way, held and not yet decoded, at most */
     uint64_t read_timeout_ns; /* of a read that has the link to itself */
 
-    cg_stream *streams; /* those that are not done, the earliest deadline first */
-    cg_stream_window window;
+    cg_fetch *fetches; /* those that are not done, the earliest deadline first */
+    cg_fetch_window window;
     uint64_t bytes_held, bytes_decoding, last_id;
     uint64_t quiet_since_ns;    /* no read has ended since */
     uint64_t alive_ns;          /* bytes arrived, or it was idle, and not because reads failed */
@@ -106,114 +106,114 @@ typedef struct cg_stream_plan {
     uint64_t expected_tokens;   /* that others look up, as the owner was told; */
     uint64_t expected_until_ns; /* until then that holds; 0: nothing was told */
     uint64_t engine_until_ns;   /* so long the engine computes what it was given before; */
-    uint64_t engine_untold_ns;  /* of that, what streams lost of whose end nobody has heard yet */
+    uint64_t engine_untold_ns;  /* of that, what fetches lost of whose end nobody has heard yet */
     bool is_engine_told;        /* the owner is told at all */
-    uint32_t n_added;           /* streams, ever */
-    cg_stream_read *reads;      /* [window.depth] */
+    uint32_t n_added;           /* fetches, ever */
+    cg_fetch_read *reads;       /* [window.depth] */
 
     /* What was planned last: */
     bool is_stale;
-    bool has_others;   /* streams came or went since: it does not stand */
-    bool may_be_apart; /* cg_stream_plan_begin() is asked */
-    bool is_making;    /* until cg_stream_plan_end(): items and the plans are the maker's */
+    bool has_others;   /* fetches came or went since: it does not stand */
+    bool may_be_apart; /* cg_fetch_plan_begin() is asked */
+    bool is_making;    /* until cg_fetch_plan_end(): items and the plans are the maker's */
     bool is_link_known, any_open;
     cg_extents_input input;
     uint64_t planned_at_ns;
     size_t next_extent, capacity, n_items;
     cg_extents_chunk *items; /* [capacity], with what they stand for; */
-    cg_stream_ref *refs;     /* stream is NULL: it was removed while the plan was made */
+    cg_fetch_ref *refs;      /* fetch is NULL: it was removed while the plan was made */
     cg_extents_plan planned, hoped;
-} cg_stream_plan;
+} cg_fetch_plan;
 
 /* CG_ERR_NO_MEMORY. */
-cg_status cg_stream_plan_init(cg_stream_plan *plan_out, uint32_t depth, uint64_t staging_bytes,
-                              uint64_t read_timeout_ns);
-void cg_stream_plan_destroy(cg_stream_plan *plan);
+cg_status cg_fetch_plan_init(cg_fetch_plan *plan_out, uint32_t depth, uint64_t staging_bytes,
+                             uint64_t read_timeout_ns);
+void cg_fetch_plan_destroy(cg_fetch_plan *plan);
 
-/* Adds a stream: the plan reads for it until it is removed. Its deadline must not change.
+/* Adds a fetch: the plan reads for it until it is removed. Its deadline must not change.
  * CG_ERR_NO_MEMORY: it was not added. */
-cg_status cg_stream_plan_add(cg_stream_plan *plan, cg_stream *stream);
-void cg_stream_plan_remove(cg_stream_plan *plan, cg_stream *stream);
+cg_status cg_fetch_plan_add(cg_fetch_plan *plan, cg_fetch *fetch);
+void cg_fetch_plan_remove(cg_fetch_plan *plan, cg_fetch *fetch);
 
-/* Prompts of so many tokens are being looked up, so that streams of them are likely to come. What
+/* Prompts of so many tokens are being looked up, so that fetches of them are likely to come. What
  * is refined until then leaves the link time for what must arrive of them, taken to be as large a
- * token as of the streams that are here. Little is under way meanwhile: the store's answers wait
+ * token as of the fetches that are here. Little is under way meanwhile: the store's answers wait
  * behind it. asked: to the owner, until it says otherwise. expected: elsewhere, until until_ns. */
-void cg_stream_plan_ask(cg_stream_plan *plan, uint64_t asked_tokens);
-void cg_stream_plan_expect(cg_stream_plan *plan, uint64_t expected_tokens, uint64_t until_ns);
+void cg_fetch_plan_ask(cg_fetch_plan *plan, uint64_t asked_tokens);
+void cg_fetch_plan_expect(cg_fetch_plan *plan, uint64_t expected_tokens, uint64_t until_ns);
 
-/* The streams in the order in which what must arrive is read: the first (stream is NULL), or the
+/* The fetches in the order in which what must arrive is read: the first (fetch is NULL), or the
  * one after it; NULL: it is the last. */
-cg_stream *cg_stream_after(const cg_stream_plan *plan, const cg_stream *stream);
+cg_fetch *cg_fetch_after(const cg_fetch_plan *plan, const cg_fetch *fetch);
 
 /* A plan for many chunks takes a while. An owner whose lock others wait for makes it without the
  * lock: begin and end with it, make without. True: there is one to be made now; _next_read() and
  * _next_decode() must not be called before its end. Where _begin() is asked they never make one of
- * many chunks themselves. Streams may come and go, and reads and decoding end, while it is made. */
-bool cg_stream_plan_begin(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
-void cg_stream_plan_make(cg_stream_plan *plan);
-void cg_stream_plan_end(cg_stream_plan *plan);
+ * many chunks themselves. Fetches may come and go, and reads and decoding end, while it is made. */
+bool cg_fetch_plan_begin(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
+void cg_fetch_plan_make(cg_fetch_plan *plan);
+void cg_fetch_plan_end(cg_fetch_plan *plan);
 /* After _next_read() had none, of a plan that stood: there may be one after _begin(). */
-bool cg_stream_plan_is_due(const cg_stream_plan *plan);
+bool cg_fetch_plan_is_due(const cg_fetch_plan *plan);
 
 /* The read to begin now; NULL: none should begin now. Each must be ended with
- * cg_stream_read_ended(), even if it could not be begun. */
-const cg_stream_read *cg_stream_next_read(cg_stream_plan *plan, cg_speeds *speeds, uint64_t now_ns);
-/* A stream with a chunk to be decoded now, at the level chunk.level, from the first bytes of its
- * file; NULL: none. Each must be ended with cg_stream_decode_ended(). Ask before and after
- * cg_stream_next_read(). */
-cg_stream *cg_stream_next_decode(cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
-                                 uint32_t *chunk_index_out);
-/* The reads of a stream are given up at until_ns, if not before: cg_stream_give_up(). */
-void cg_stream_end_reads(cg_stream_plan *plan, const cg_stream *stream, uint64_t until_ns);
+ * cg_fetch_read_ended(), even if it could not be begun. */
+const cg_fetch_read *cg_fetch_next_read(cg_fetch_plan *plan, cg_speeds *speeds, uint64_t now_ns);
+/* A fetch with a chunk to be decoded now, at the level chunk.level, from the first bytes of its
+ * file; NULL: none. Each must be ended with cg_fetch_decode_ended(). Ask before and after
+ * cg_fetch_next_read(). */
+cg_fetch *cg_fetch_next_decode(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                               uint32_t *chunk_index_out);
+/* The reads of a fetch are given up at until_ns, if not before: cg_fetch_give_up(). */
+void cg_fetch_end_reads(cg_fetch_plan *plan, const cg_fetch *fetch, uint64_t until_ns);
 /* The read of that id, if it is under way; else NULL. */
-const cg_stream_read *cg_stream_find_read(const cg_stream_plan *plan, uint64_t id);
+const cg_fetch_read *cg_fetch_find_read(const cg_fetch_plan *plan, uint64_t id);
 /* The link's speed; 0: unknown. If nothing has ended for longer than the estimate allows, it is
  * less: then *is_bound_out is true, and the speed is what is under way over the time that has
  * passed, which the link does not reach. */
-double cg_stream_link_bps(const cg_stream_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
-                          bool *is_bound_out);
-/* When a stream ends because nothing arrives; UINT64_MAX: it is not under way, or has all it must
+double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
+                         bool *is_bound_out);
+/* When a fetch ends because nothing arrives; UINT64_MAX: it is not under way, or has all it must
  * have. */
-uint64_t cg_stream_silent_ns(const cg_stream_plan *plan, const cg_stream *stream);
-/* What recomputing a stream's tokens from a chunk on takes; 0 where its speed is unknown. */
-double cg_stream_rest_ns(const cg_stream *stream, uint32_t chunk_index, const cg_speeds *speeds);
+uint64_t cg_fetch_silent_ns(const cg_fetch_plan *plan, const cg_fetch *fetch);
+/* What recomputing a fetch's tokens from a chunk on takes; 0 where its speed is unknown. */
+double cg_fetch_rest_ns(const cg_fetch *fetch, uint32_t chunk_index, const cg_speeds *speeds);
 /* What recomputing the tokens takes that are recomputed in any case: nothing from first_failed on
  * is loaded. 0 where its speed is unknown. */
-double cg_stream_lost_ns(const cg_stream *stream, const cg_speeds *speeds);
-/* When a load must be done: by its deadline, less cg_stream_lost_ns(). */
-uint64_t cg_stream_due_ns(const cg_stream *stream, const cg_speeds *speeds);
+double cg_fetch_lost_ns(const cg_fetch *fetch, const cg_speeds *speeds);
+/* When a load must be done: by its deadline, less cg_fetch_lost_ns(). */
+uint64_t cg_fetch_due_ns(const cg_fetch *fetch, const cg_speeds *speeds);
 /* How long a plan of many chunks stands although something has changed, in ns; 0: it does not. */
-uint64_t cg_stream_stands_ns(const cg_stream_plan *plan);
-/* When to ask this plan and connector/stream_exit.h again even if nothing ends before; UINT64_MAX:
+uint64_t cg_fetch_stands_ns(const cg_fetch_plan *plan);
+/* When to ask this plan and connector/fetch_exit.h again even if nothing ends before; UINT64_MAX:
  * never. */
-uint64_t cg_stream_wake_ns(const cg_stream_plan *plan);
+uint64_t cg_fetch_wake_ns(const cg_fetch_plan *plan);
 
-typedef enum cg_stream_verdict {
-    CG_STREAM_DROP = 0, /* nobody wants its bytes */
-    CG_STREAM_KEEP,     /* they are part of the chunk */
-    CG_STREAM_FAIL,     /* the chunk cannot be had: cg_stream_failed() */
-} cg_stream_verdict;
+typedef enum cg_fetch_verdict {
+    CG_FETCH_DROP = 0, /* nobody wants its bytes */
+    CG_FETCH_KEEP,     /* they are part of the chunk */
+    CG_FETCH_FAIL,     /* the chunk cannot be had: cg_fetch_failed() */
+} cg_fetch_verdict;
 
 /* A read of this id ended at ended_ns, with so many bytes, which are all that it asked for, or with
  * 0: it failed. The speeds' link learns from it. */
-cg_stream_verdict cg_stream_read_ended(cg_stream_plan *plan, cg_speeds *speeds, uint64_t id,
-                                       uint64_t n_bytes, uint64_t ended_ns);
+cg_fetch_verdict cg_fetch_read_ended(cg_fetch_plan *plan, cg_speeds *speeds, uint64_t id,
+                                     uint64_t n_bytes, uint64_t ended_ns);
 /* A chunk's file is not what its sizes said: it is not nested. The chunk is read anew, one file for
  * each level; forget what was kept of it. */
-void cg_stream_not_nested(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index);
+void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index);
 /* The first range of a chunk whose sizes were guessed is more than its file has. True: its header
  * alone is read next, which may say why. False: this was no such range, or it was the header. */
-bool cg_stream_shorter(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index);
+bool cg_fetch_shorter(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index);
 /* The first range of a chunk whose sizes were guessed has arrived, and says where each level ends,
- * 0: it is not in the file. False: the file is of no use. After cg_stream_shorter() the chunk is
+ * 0: it is not in the file. False: the file is of no use. After cg_fetch_shorter() the chunk is
  * read anew: forget what was kept of it. */
-bool cg_stream_sized(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
-                     const uint64_t level_bytes[CG_N_LEVELS]);
+bool cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                    const uint64_t level_bytes[CG_N_LEVELS]);
 /* Decoding of a chunk ended. True: it is DONE, and n_whole counts on. False: it failed, or is not
  * wanted any more. */
-bool cg_stream_decode_ended(cg_stream_plan *plan, cg_stream *stream, uint32_t chunk_index,
-                            bool has_succeeded);
+bool cg_fetch_decode_ended(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                           bool has_succeeded);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-#include "connector/stream_window.h"
+#include "connector/fetch_window.h"
 
 #include <math.h>
 
@@ -11,7 +11,7 @@ enum {
     FIRST_READS = 4,       /* while nothing was measured of the link */
     RANGE_MS = 30,         /* of the link, in one range */
     LEAST_RANGE = 8 << 10, /* a smaller one is nothing but opening the file */
-    LEAST_FAR_RANGE = CG_STREAM_PAGE_BYTES, /* of a file that is open: the first chunk is there
+    LEAST_FAR_RANGE = CG_FETCH_PAGE_BYTES, /* of a file that is open: the first chunk is there
                                                sooner */
     RANGE = 1 << 20,
     FIRST_RANGE = 16 << 10,   /* while nothing was measured of the link, */
@@ -41,7 +41,7 @@ static double most_window_bytes(const cg_speeds *speeds, double link_bps)
 
 /* Reads that share the link end together. So of a far store, what is more than the link needs to be
  * busy only delays the first chunks, and decoding with them. */
-double cg_stream_full_window(const cg_speeds *speeds, double link_bps, uint64_t chunk_bytes)
+double cg_fetch_full_window(const cg_speeds *speeds, double link_bps, uint64_t chunk_bytes)
 {
     const double most = most_window_bytes(speeds, link_bps);
     const double chunks = WINDOW_CHUNKS * (double)chunk_bytes, busy = busy_bytes(speeds, link_bps);
@@ -51,16 +51,16 @@ double cg_stream_full_window(const cg_speeds *speeds, double link_bps, uint64_t 
 
 /* While nothing was measured of the link. Over a long one what little is under way is a sample of
  * round trips alone. But min_delay may give a load up by its first sample, so that comes soon. */
-static uint64_t first_range(const cg_stream *stream, const cg_speeds *speeds)
+static uint64_t first_range(const cg_fetch *fetch, const cg_speeds *speeds)
 {
-    if (!cg_stream_is_anytime(stream))
+    if (!cg_fetch_is_anytime(fetch))
         return FIRST_RANGE;
     const double pages = fmin(speeds->latency_ns / 1e6, FIRST_FAR_PAGES);
-    const uint64_t bytes = (uint64_t)pages * CG_STREAM_PAGE_BYTES;
+    const uint64_t bytes = (uint64_t)pages * CG_FETCH_PAGE_BYTES;
     return bytes > FIRST_RANGE ? bytes : FIRST_RANGE;
 }
 
-double cg_stream_measured_bps(const cg_speeds *speeds)
+double cg_fetch_measured_bps(const cg_speeds *speeds)
 {
     if (speeds->link.n_samples == 0)
         return speeds->link.memory_bps;
@@ -75,8 +75,8 @@ static bool is_all_memory(const cg_speeds *speeds)
     return link->n_samples == 0 || (link->memory_bps > 0 && link->n_added < SURE_SAMPLES);
 }
 
-void cg_stream_window_note_idle(cg_stream_window *w, const cg_speeds *speeds, uint64_t alive_ns,
-                                uint64_t now_ns)
+void cg_fetch_window_note_idle(cg_fetch_window *w, const cg_speeds *speeds, uint64_t alive_ns,
+                               uint64_t now_ns)
 {
     const cg_estimator *link = &speeds->link;
     const uint64_t idle_ns = IDLE_MS * UINT64_C(1000000);
@@ -92,16 +92,16 @@ void cg_stream_window_note_idle(cg_stream_window *w, const cg_speeds *speeds, ui
         w->n_from_memory = 0;
 }
 
-bool cg_stream_window_is_untried(const cg_stream_window *w, const cg_speeds *speeds)
+bool cg_fetch_window_is_untried(const cg_fetch_window *w, const cg_speeds *speeds)
 {
-    return cg_stream_measured_bps(speeds) > 0 && w->n_from_memory < CG_ESTIMATOR_DROP_SAMPLES &&
+    return cg_fetch_measured_bps(speeds) > 0 && w->n_from_memory < CG_ESTIMATOR_DROP_SAMPLES &&
            speeds->link.n_added - w->idle_added < CG_ESTIMATOR_DROP_SAMPLES;
 }
 
 /* A sample of a link that is tried. So little is under way then that a round trip may be most of
  * what it took. If the link may still be as fast as before, all is well; and if the sample would
  * say otherwise, it is left out. */
-static void judge_trial(cg_stream_window *w, cg_estimator *link, const cg_estimator *before,
+static void judge_trial(cg_fetch_window *w, cg_estimator *link, const cg_estimator *before,
                         double latency_ns)
 {
     const cg_link_sample sample = link->samples[link->n_samples - 1];
@@ -118,12 +118,12 @@ static void judge_trial(cg_stream_window *w, cg_estimator *link, const cg_estima
     w->idle_added = n_added - CG_ESTIMATOR_DROP_SAMPLES;
 }
 
-double cg_stream_window_read_ended(cg_stream_window *w, cg_speeds *speeds, cg_link_mark mark,
-                                   uint64_t n_bytes, uint64_t begun_ns, uint64_t ended_ns)
+double cg_fetch_window_read_ended(cg_fetch_window *w, cg_speeds *speeds, cg_link_mark mark,
+                                  uint64_t n_bytes, uint64_t begun_ns, uint64_t ended_ns)
 {
-    const bool was_untried = cg_stream_window_is_untried(w, speeds);
+    const bool was_untried = cg_fetch_window_is_untried(w, speeds);
     const cg_estimator before = speeds->link;
-    const double took_ns = cg_stream_left_ns(ended_ns, begun_ns);
+    const double took_ns = cg_fetch_left_ns(ended_ns, begun_ns);
     if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, took_ns, speeds->latency_ns)) {
         w->bytes_since_idle += n_bytes;
         w->n_from_memory = 0;
@@ -137,23 +137,22 @@ double cg_stream_window_read_ended(cg_stream_window *w, cg_speeds *speeds, cg_li
 }
 
 /* Whether its levels may yet be others when the link is known. */
-static bool chooses_levels(const cg_stream *stream)
+static bool chooses_levels(const cg_fetch *fetch)
 {
-    return !stream->has_fixed_level && !cg_stream_is_papers(stream);
+    return !fetch->has_fixed_level && !cg_fetch_is_papers(fetch);
 }
 
-/* The window of a stream's reads: of the next of a chunk's. */
-static double window_bytes(const cg_stream_window *w, const cg_stream *stream, uint32_t index,
+/* The window of a fetch's reads: of the next of a chunk's. */
+static double window_bytes(const cg_fetch_window *w, const cg_fetch *fetch, uint32_t index,
                            const cg_speeds *speeds, double link_bps)
 {
-    const uint8_t level = cg_stream_must_level(stream, index);
-    const uint64_t must_bytes = stream->sizes[index].bytes[level];
-    double window = cg_stream_is_papers(stream)
-                        ? most_window_bytes(speeds, link_bps)
-                        : cg_stream_full_window(speeds, link_bps, must_bytes);
-    if (chooses_levels(stream) && is_all_memory(speeds) && window > MEMORY_WINDOW)
+    const uint8_t level = cg_fetch_must_level(fetch, index);
+    const uint64_t must_bytes = fetch->sizes[index].bytes[level];
+    double window = cg_fetch_is_papers(fetch) ? most_window_bytes(speeds, link_bps)
+                                              : cg_fetch_full_window(speeds, link_bps, must_bytes);
+    if (chooses_levels(fetch) && is_all_memory(speeds) && window > MEMORY_WINDOW)
         window = MEMORY_WINDOW;
-    if (!cg_stream_is_anytime(stream))
+    if (!cg_fetch_is_anytime(fetch))
         return window;
     /* A link that is slower now brings what is under way before all that will be asked for. Where
      * nothing is read but what must arrive, that is no loss. Less than keeps the link busy would be
@@ -162,7 +161,7 @@ static double window_bytes(const cg_stream_window *w, const cg_stream *stream, u
     double sure = busy > FIRST_WINDOW ? busy : FIRST_WINDOW;
     if (!w->is_expecting)
         sure += 2 * (double)w->bytes_since_idle;
-    if (cg_stream_window_is_untried(w, speeds) && stream->chunks[index].asked_bytes >= must_bytes)
+    if (cg_fetch_window_is_untried(w, speeds) && fetch->chunks[index].asked_bytes >= must_bytes)
         sure = FIRST_WINDOW; /* what is busy, and how long this takes, is not known */
     return window < sure ? window : sure;
 }
@@ -171,11 +170,11 @@ static double window_bytes(const cg_stream_window *w, const cg_stream *stream, u
  * alike they would end together, and the link would be idle for a round trip. They are whole pages.
  * So unless as many as there may be are two pages each, there are no more of them under way than
  * two of one page, two of two, and so on. */
-static double far_range(const cg_stream_window *w, double window, double most_bytes)
+static double far_range(const cg_fetch_window *w, double window, double most_bytes)
 {
     double n = w->depth;
-    if (window < 2 * CG_STREAM_PAGE_BYTES * n)
-        n = floor(2 * sqrt(window / CG_STREAM_PAGE_BYTES));
+    if (window < 2 * CG_FETCH_PAGE_BYTES * n)
+        n = floor(2 * sqrt(window / CG_FETCH_PAGE_BYTES));
     n = n < MIN_READS ? MIN_READS : n < w->depth ? n : w->depth;
     const double largest = 2 * window / (n + 1);
     if (w->n_reading >= n)
@@ -183,52 +182,51 @@ static double far_range(const cg_stream_window *w, double window, double most_by
     return (largest < most_bytes ? largest : most_bytes) * (w->n_reading + 1) / n;
 }
 
-bool cg_stream_window_has_room(const cg_stream_window *w, const cg_stream *stream,
-                               uint32_t chunk_index, const cg_speeds *speeds, double link_bps,
-                               uint64_t n_bytes)
+bool cg_fetch_window_has_room(const cg_fetch_window *w, const cg_fetch *fetch, uint32_t chunk_index,
+                              const cg_speeds *speeds, double link_bps, uint64_t n_bytes)
 {
     /* A few are under way also where they are more than the window: or a slow link would stand
      * still between two. */
     return w->n_reading < (link_bps > 0 ? MIN_READS : FIRST_READS) ||
            (double)(w->bytes_reading + n_bytes) <=
-               window_bytes(w, stream, chunk_index, speeds, link_bps);
+               window_bytes(w, fetch, chunk_index, speeds, link_bps);
 }
 
-uint64_t cg_stream_range_bytes(const cg_stream_window *w, const cg_stream *stream, uint32_t index,
-                               const cg_speeds *speeds, double link_bps, bool has_slack)
+uint64_t cg_fetch_range_bytes(const cg_fetch_window *w, const cg_fetch *fetch, uint32_t index,
+                              const cg_speeds *speeds, double link_bps, bool has_slack)
 {
-    if (cg_stream_is_papers(stream))
+    if (cg_fetch_is_papers(fetch))
         return UINT64_MAX / 2;
     if (!(link_bps > 0))
-        return stream->has_fixed_level ? RANGE : first_range(stream, speeds);
+        return fetch->has_fixed_level ? RANGE : first_range(fetch, speeds);
     double bytes = RANGE;
     const double most = link_bps / 8 * RANGE_MS / 1000;
     /* A chunk of one level is of use only whole. */
-    if (cg_stream_is_anytime(stream) && !has_slack && bytes > most)
+    if (cg_fetch_is_anytime(fetch) && !has_slack && bytes > most)
         bytes = most;
-    const double window = window_bytes(w, stream, index, speeds, link_bps);
+    const double window = window_bytes(w, fetch, index, speeds, link_bps);
     if (is_far(speeds))
         bytes = far_range(w, window, bytes);
-    else if ((cg_stream_is_anytime(stream) || is_all_memory(speeds)) && bytes > window / MIN_READS)
+    else if ((cg_fetch_is_anytime(fetch) || is_all_memory(speeds)) && bytes > window / MIN_READS)
         bytes = window / MIN_READS; /* or those few that there are in any case would be more */
     if (bytes >= RANGE)
         return RANGE;
     const uint64_t least = is_far(speeds) ? LEAST_FAR_RANGE : LEAST_RANGE;
-    return bytes > (double)least ? (uint64_t)bytes / CG_STREAM_PAGE_BYTES * CG_STREAM_PAGE_BYTES
+    return bytes > (double)least ? (uint64_t)bytes / CG_FETCH_PAGE_BYTES * CG_FETCH_PAGE_BYTES
                                  : least;
 }
 
-uint64_t cg_stream_range_end(const cg_stream *stream, uint32_t index, uint64_t to,
-                             uint64_t file_bytes, uint64_t range)
+uint64_t cg_fetch_range_end(const cg_fetch *fetch, uint32_t index, uint64_t to, uint64_t file_bytes,
+                            uint64_t range)
 {
-    const uint64_t from = stream->chunks[index].asked_bytes;
+    const uint64_t from = fetch->chunks[index].asked_bytes;
     const uint64_t n = (to - from + range - 1) / range; /* alike, so that none is tiny */
     to = from + (to - from + n - 1) / n;
-    to = (to + CG_STREAM_PAGE_BYTES - 1) / CG_STREAM_PAGE_BYTES * CG_STREAM_PAGE_BYTES;
+    to = (to + CG_FETCH_PAGE_BYTES - 1) / CG_FETCH_PAGE_BYTES * CG_FETCH_PAGE_BYTES;
     return to < file_bytes ? to : file_bytes;
 }
 
-bool cg_stream_opens_alone(const cg_speeds *speeds, double link_bps)
+bool cg_fetch_opens_alone(const cg_speeds *speeds, double link_bps)
 {
     const bool is_slow = link_bps / 8 * RANGE_MS / 1000 < RANGE;
     return is_slow && !is_far(speeds);
