@@ -107,6 +107,11 @@ bool cg_fetch_has_all(const cg_fetch *fetch)
     return cg_fetch_first_missing(fetch) >= fetch->first_failed;
 }
 
+uint32_t cg_fetch_first_held(const cg_fetch *fetch)
+{
+    return fetch->bytes_held > 0 ? fetch->first + fetch->n_whole : fetch->first_failed;
+}
+
 bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index)
 {
     const cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];

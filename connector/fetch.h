@@ -105,6 +105,8 @@ bool cg_fetch_is_settled(const cg_fetch *fetch);
 uint32_t cg_fetch_first_missing(const cg_fetch *fetch);
 /* Whether all that is wanted has arrived, at some level. */
 bool cg_fetch_has_all(const cg_fetch *fetch);
+/* The first chunk that may be decodable: what is whole is decoded, and what has arrived is held. */
+uint32_t cg_fetch_first_held(const cg_fetch *fetch);
 /* Whether a chunk is wanted and can be decoded from what has arrived of it. */
 bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index);
 /* Notes that a chunk cannot be had: nothing from it on is wanted. False: that was so before. */

@@ -1,5 +1,7 @@
 #include "connector/fetch_exit.h"
 
+#include "connector/fetch_items.h"
+
 enum {
     GRACE_MS = 500, /* of a load whose budget is spent */
     LEAST_CHECK_MS = 5,
@@ -11,7 +13,6 @@ static const double GRACE_NS = GRACE_MS * 1e6;
 static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their type */
 static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
 static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
-static const double HOPE = 2;         /* the link may become so many times faster */
 static const double SOME_HOPE = 1.2,
                     GREAT_HOPE = 3.5; /* the same with min_delay: is the link known? */
 
@@ -317,7 +318,7 @@ static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, ui
     const bool has_budget = fetch->policy == CG_POLICY_TTFT_BUDGET;
     const cut here = best_cut(fetch, o->speeds, o->link_bps, before, engine_ns, &all_ns);
     const cut safe = best_cut(fetch, o->speeds, o->low_bps, before, engine_ns, &feared_ns);
-    const double hope = has_budget || !(o->hope > 0) ? HOPE : o->hope;
+    const double hope = has_budget || !(o->hope > 0) ? CG_FETCH_HOPE : o->hope;
     best_cut(fetch, o->speeds, later(hope, o->trip_hope) * o->link_bps, before, engine_ns,
              &hoped_ns);
     *index_out = here.index;
@@ -386,7 +387,8 @@ static outlook look_out(const cg_fetch_plan *plan, const cg_speeds *speeds, uint
              : o.is_known                                            ? SOME_HOPE
                                                                      : 0;
     o.trip_hope = is_bound ? 1 : cg_estimator_without_trip(&speeds->link, speeds->latency_ns);
-    /* Samples that are little but round trips say no more than that nothing is known. */
+    /* Samples that are little but round trips say no more than that nothing is known: the link may
+     * be as fast as it is without them. */
     o.low_bps = later(o.low_bps, o.trip_hope > 1 ? o.trip_hope * o.link_bps / UNKNOWN_DOUBT : 0);
     if (is_bound && (!(o.low_bps > 0) || o.low_bps > o.link_bps / UNKNOWN_DOUBT))
         o.low_bps = o.link_bps / UNKNOWN_DOUBT;

@@ -21,8 +21,9 @@ void cg_fetch_set_end(cg_fetch *fetch, const cg_speeds *speeds, uint64_t now_ns)
 /* A read whose time is over; NULL: none. Each is returned once. It is under way until
  * cg_fetch_read_ended(). */
 const cg_fetch_read *cg_fetch_give_up(cg_fetch_plan *plan, uint64_t now_ns);
-/* A fetch whose time is over; NULL: none. Each is returned once. The caller fails it at
- * cg_fetch_first_missing(), so that it settles once what has arrived is decoded. The time goes on
+/* A fetch whose time is over; NULL: none. Each is returned once. Its reads are given up. The caller
+ * fails it at cg_fetch_first_missing(), so that no others are begun, and it settles once what has
+ * arrived is decoded. The time goes on
  * as long as bytes arrive and giving it up costs more than it gains: what is missing comes sooner
  * than the engine would compute it, or later by less than others would be held up, or one that is
  * in time would be late; and as long as none arrive and the engine is busy. At the latest it ends

@@ -40,7 +40,8 @@ static double most_window_bytes(const cg_speeds *speeds, double link_bps)
 }
 
 /* Reads that share the link end together. So of a far store, what is more than the link needs to be
- * busy only delays the first chunks, and decoding with them. */
+ * busy only delays the first chunks, and decoding with them. And every question of another
+ * request's look-up waits for what is under way before it. */
 double cg_fetch_full_window(const cg_speeds *speeds, double link_bps, uint64_t chunk_bytes)
 {
     const double most = most_window_bytes(speeds, link_bps);
@@ -49,8 +50,9 @@ double cg_fetch_full_window(const cg_speeds *speeds, double link_bps, uint64_t c
     return !is_far(speeds) || bytes > most ? most : bytes;
 }
 
-/* While nothing was measured of the link. Over a long one what little is under way is a sample of
- * round trips alone. But min_delay may give a load up by its first sample, so that comes soon. */
+/* While nothing was measured of the link: 16 KiB, or of a far store a page for each millisecond
+ * until it answers, 128 KiB at most. Over a long link what little is under way is a sample of round
+ * trips alone. But min_delay may give a load up by its first sample, so that comes soon. */
 static uint64_t first_range(const cg_fetch *fetch, const cg_speeds *speeds)
 {
     if (!cg_fetch_is_anytime(fetch))
@@ -150,6 +152,7 @@ static double window_bytes(const cg_fetch_window *w, const cg_fetch *fetch, uint
     const uint64_t must_bytes = fetch->sizes[index].bytes[level];
     double window = cg_fetch_is_papers(fetch) ? most_window_bytes(speeds, link_bps)
                                               : cg_fetch_full_window(speeds, link_bps, must_bytes);
+    /* The next chunk may be the first that comes over the link. */
     if (chooses_levels(fetch) && is_all_memory(speeds) && window > MEMORY_WINDOW)
         window = MEMORY_WINDOW;
     if (!cg_fetch_is_anytime(fetch))
