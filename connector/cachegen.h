@@ -151,13 +151,13 @@ enum { CACHEGEN_MEMORY_HOST = 0, CACHEGEN_MEMORY_CUDA = 1 };
  *   token*token_stride[plane] + dim*dim_stride[plane]
  * vLLM's CPU "vec" layout is STRIDED with a transposed K.
  * A rank of a tensor-parallel engine has some KV heads of each layer: n_kv_heads of the model's,
- * from first_head on. Each rank has a connector, all with the same `group` (configured), and all
- * load and save the same requests. A load writes the rank's heads. A save of head 0's rank gathers
- * those of the others, on the same host, and stores whole chunks; the others' saves send theirs.
- * VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 and fp8 for AMX. Here base, block_stride and
- * head_stride[0] count; the rest follows from them.
- * CACHEGEN_MEMORY_CUDA: base holds device addresses of the GPU `device`. Such a layout is STRIDED,
- * has all layers of the model, and K, V and strides are multiples of 16 bytes. */
+ * from first_head on. Each rank has a connector. Those with the same `group` (configured) are a
+ * rank set: they load and save the same requests. A load writes the rank's heads. A save of head
+ * 0's rank gathers those of the others, on the same host, and stores whole chunks; the others'
+ * saves send theirs. VLLM_CPU_AMX: as vLLM's CPU attention packs bf16 and fp8 for AMX. Here base,
+ * block_stride and head_stride[0] count; the rest follows from them. CACHEGEN_MEMORY_CUDA: base
+ * holds device addresses of the GPU `device`. Such a layout is STRIDED, has all layers of the
+ * model, and K, V and strides are multiples of 16 bytes. */
 typedef struct cachegen_kv_layout {
     uint32_t struct_size, abi_version;
     uint32_t layout, memory;
@@ -176,7 +176,7 @@ typedef struct cachegen_kv_layout {
 
 /* Registers a layout. The blocks must stay until cachegen_close(). *kv_id_out names the layout in
  * loads and saves. It is refused unless layers, heads, head_dim and dtype agree with the
- * connector's model. CACHEGEN_ERR_EXISTS: another rank of the group has head 0 and saves, too.
+ * connector's model. CACHEGEN_ERR_EXISTS: another one of the rank set has head 0 and saves, too.
  * The first layout in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
  * saves will need there. CACHEGEN_ERR_UNSUPPORTED: there is no GPU; cachegen_info.gpu_reason says
  * why. All layouts in a GPU's memory must be in that of one GPU. */
@@ -323,8 +323,8 @@ CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
  * recomputes them.
  * When a load ends by itself, at the latest. What has arrived by then counts.
  * - Half a second after the plan's budget, which began with the request.
- * - Where the engine would take longer to compute the rest, and what it has to do before: when it
- *   would have computed it.
+ * - If recomputing the rest, queued work included, takes longer than that: when recomputing would
+ *   have finished.
  * - Planned to take longer than its budget: after twice the time that the smallest level of its
  *   chunks should take, if bytes go on arriving.
  * - With min_delay: when it is done, if bytes go on arriving.

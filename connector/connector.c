@@ -428,7 +428,7 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
     /* Who never saves has nothing to gather, and who has joined need not join again. */
     if (config->read_only || atomic_load(&c->gather) != NULL)
         return CG_OK;
-    const cg_gather_config joined = {.group = config->group,
+    const cg_gather_config joined = {.rank_set = config->group,
                                      .geometry = c->model.geometry,
                                      .first_head = layout->given.first_head,
                                      .n_heads = layout->given.n_kv_heads,

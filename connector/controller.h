@@ -14,9 +14,9 @@
  *
  * The cost is the total time. A chunk or more is recomputed behind what the engine still has to
  * compute. (Fewer tokens it takes into its next step.) Others that are loaded while the engine
- * computes wait until that is done. Unless this request is in time by the cut, what they wait
- * counts as its own time does; and each that is late by it, this one or another, costs what is left
- * of the budget. Others are taken to have as much left. (paper knows nothing of the engine.)
+ * computes wait until that is done. If the cut makes this request late (with min_delay always),
+ * others' waiting counts as its own, and each late request costs the budget that is left. Others
+ * are taken to have as much left. (paper knows nothing of the engine.)
  *
  * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
  *

@@ -32,7 +32,7 @@ void cg_fetch_destroy(cg_fetch *fetch)
 void cg_fetch_cut(cg_fetch *fetch, uint32_t first, uint32_t end)
 {
     fetch->first = first;
-    fetch->end = fetch->first_failed = end;
+    fetch->end = fetch->wanted_end = end;
 }
 
 static bool can_nest(const cg_controller_chunk *sizes)
@@ -79,13 +79,13 @@ bool cg_fetch_is_anytime(const cg_fetch *fetch)
 
 bool cg_fetch_wants(const cg_fetch *fetch, uint32_t chunk_index)
 {
-    return !fetch->is_cancelled && chunk_index < fetch->first_failed;
+    return !fetch->is_cancelled && chunk_index < fetch->wanted_end;
 }
 
 /* Chunks behind a hole may still be under way: they change nothing any more. */
 bool cg_fetch_is_settled(const cg_fetch *fetch)
 {
-    return fetch->is_cancelled || fetch->first + fetch->n_whole >= fetch->first_failed;
+    return fetch->is_cancelled || fetch->first + fetch->n_whole >= fetch->wanted_end;
 }
 
 uint32_t cg_fetch_first_missing(const cg_fetch *fetch)
@@ -104,12 +104,12 @@ uint32_t cg_fetch_first_missing(const cg_fetch *fetch)
 
 bool cg_fetch_has_all(const cg_fetch *fetch)
 {
-    return cg_fetch_first_missing(fetch) >= fetch->first_failed;
+    return cg_fetch_first_missing(fetch) >= fetch->wanted_end;
 }
 
 uint32_t cg_fetch_first_held(const cg_fetch *fetch)
 {
-    return fetch->bytes_held > 0 ? fetch->first + fetch->n_whole : fetch->first_failed;
+    return fetch->bytes_held > 0 ? fetch->first + fetch->n_whole : fetch->wanted_end;
 }
 
 bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index)
@@ -123,9 +123,9 @@ bool cg_fetch_failed(cg_fetch *fetch, uint32_t chunk_index)
 {
     fetch->chunks[chunk_index].state = CG_FETCH_FAILED;
     /* Behind a chunk that failed before nothing was wanted any more. */
-    if (fetch->is_cancelled || chunk_index >= fetch->first_failed)
+    if (fetch->is_cancelled || chunk_index >= fetch->wanted_end)
         return false;
-    fetch->first_failed = chunk_index;
+    fetch->wanted_end = chunk_index;
     return true;
 }
 

@@ -111,7 +111,7 @@ cg_wanted cg_fetch_wanted(const cg_fetch_plan *plan)
     cg_wanted wanted = {0};
     for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next) {
         wanted.n_loads += !cg_fetch_is_settled(fetch);
-        for (uint32_t i = fetch->first; i < fetch->first_failed && !fetch->is_cancelled; i++)
+        for (uint32_t i = fetch->first; i < fetch->wanted_end && !fetch->is_cancelled; i++)
             wanted.bytes += missing_bytes(fetch, i);
     }
     return wanted;
@@ -154,7 +154,7 @@ double cg_fetch_undecoded_ns(const cg_fetch_plan *plan, const cg_speeds *speeds)
 {
     double ns = decoding_ns(plan, speeds);
     for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
-        for (uint32_t i = fetch->first; i < fetch->first_failed && !fetch->is_cancelled; i++)
+        for (uint32_t i = fetch->first; i < fetch->wanted_end && !fetch->is_cancelled; i++)
             ns += undecoded_ns(fetch, i, speeds);
     return ns;
 }
@@ -200,7 +200,7 @@ static cut best_cut(const cg_fetch *fetch, const cg_speeds *speeds, double link_
     cut best = {first, later(waits ? before.decoding_ns : 0, engine_ns) +
                            cg_prefill_ns(recompute, tokens, fetch->end_token)};
     *all_ns_out = best.ns;
-    for (uint32_t i = first; i < fetch->first_failed; i++) {
+    for (uint32_t i = first; i < fetch->wanted_end; i++) {
         const double decode_ns = undecoded_ns(fetch, i, speeds);
         missing += missing_bytes(fetch, i);
         before.decode_ns += decode_ns;
@@ -241,7 +241,7 @@ static queue first_in_queue(const cg_fetch_plan *plan, const cg_speeds *speeds)
 
 static void queue_add(queue *before, const cg_fetch *fetch, const cg_speeds *speeds)
 {
-    for (uint32_t i = fetch->first; i < fetch->first_failed; i++) {
+    for (uint32_t i = fetch->first; i < fetch->wanted_end; i++) {
         before->bytes += missing_bytes(fetch, i);
         before->decode_ns += undecoded_ns(fetch, i, speeds);
     }
@@ -417,11 +417,11 @@ cg_fetch *cg_fetch_hopeless(cg_fetch_plan *plan, const cg_speeds *speeds, uint64
         const queue here = before; /* what others read and decode first, its own work apart */
         bool waits;
         queue_add(&before, fetch, speeds);
-        if (first_undecoded(fetch, &waits) >= fetch->first_failed || !may_be_cut(fetch))
+        if (first_undecoded(fetch, &waits) >= fetch->wanted_end || !may_be_cut(fetch))
             continue;
         check_again(plan, fetch, now_ns);
         if (o.link_bps > 0 && should_cut(fetch, &o, here, chunk_index_out) &&
-            *chunk_index_out < fetch->first_failed) {
+            *chunk_index_out < fetch->wanted_end) {
             plan->is_stale = true;
             plan->check_ns = 0; /* others may be next */
             return fetch;

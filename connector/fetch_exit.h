@@ -23,12 +23,12 @@ void cg_fetch_set_end(cg_fetch *fetch, const cg_speeds *speeds, uint64_t now_ns)
 const cg_fetch_read *cg_fetch_give_up(cg_fetch_plan *plan, uint64_t now_ns);
 /* A fetch whose time is over; NULL: none. Each is returned once. Its reads are given up. The caller
  * fails it at cg_fetch_first_missing(), so that no others are begun, and it settles once what has
- * arrived is decoded. The time goes on
- * as long as bytes arrive and giving it up costs more than it gains: what is missing comes sooner
- * than the engine would compute it, or later by less than others would be held up, or one that is
- * in time would be late; and as long as none arrive and the engine is busy. At the latest it ends
- * when the engine would have computed it, had it been given up the first time, and all that were
- * put off before it. */
+ * arrived is decoded.
+ * The end may move, half a second at a time, but no more once the engine would have recomputed this
+ * load and all others put off before it. It moves as long as bytes arrive and giving it up costs
+ * more than it gains: what is missing comes sooner than the engine would compute it, or later by
+ * less than others would be held up, or one that is in time would be late; and as long as none
+ * arrive and the engine is busy. */
 cg_fetch *cg_fetch_overdue(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 /* A fetch that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
  * none. The caller fails it there. Of many chunks nothing is looked at anew as long as a plan of

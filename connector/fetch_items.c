@@ -32,7 +32,7 @@ typedef struct pipeline {
 static void add_fetch(pipeline *p, const cg_fetch *fetch, const cg_speeds *speeds,
                       double ns_per_byte)
 {
-    for (uint32_t i = fetch->first + fetch->n_whole; i < fetch->first_failed; i++) {
+    for (uint32_t i = fetch->first + fetch->n_whole; i < fetch->wanted_end; i++) {
         const cg_fetch_chunk *chunk = &fetch->chunks[i];
         if (chunk->state > CG_FETCH_DECODING)
             continue;
@@ -177,8 +177,7 @@ static bool fill_items(cg_fetch_plan *plan, cg_fetch *fetch, listed *l, const cg
     uint32_t n_behind = 0;
     for (uint32_t i = begin; i < fetch->end; i++)
         n_behind += fetch->sizes[i].n_tokens;
-    for (uint32_t i = begin; i < fetch->first_failed && !fetch->is_cancelled && l->needed > 0;
-         i++) {
+    for (uint32_t i = begin; i < fetch->wanted_end && !fetch->is_cancelled && l->needed > 0; i++) {
         const cg_fetch_chunk *chunk = &fetch->chunks[i];
         cg_extents_chunk *item = &plan->items[plan->n_items];
         n_behind -= fetch->sizes[i].n_tokens;
@@ -220,7 +219,7 @@ static double list_fetches(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_
          fetch = cg_fetch_after(plan, fetch)) {
         if (!cg_fetch_is_anytime(fetch))
             decide_levels(fetch, speeds, now_ns);
-        fetch->is_read = true;
+        fetch->has_no_reads_left = true;
         if (!fill_items(plan, fetch, &l, speeds, now_ns))
             break;
         set_decode_at(fetch, speeds, l.decode_ns);

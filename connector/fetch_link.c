@@ -54,7 +54,7 @@ double cg_fetch_rest_ns(const cg_fetch *fetch, uint32_t chunk_index, const cg_sp
 
 double cg_fetch_lost_ns(const cg_fetch *fetch, const cg_speeds *speeds)
 {
-    return cg_fetch_rest_ns(fetch, fetch->first_failed, speeds);
+    return cg_fetch_rest_ns(fetch, fetch->wanted_end, speeds);
 }
 
 uint64_t cg_fetch_due_ns(const cg_fetch *fetch, const cg_speeds *speeds)

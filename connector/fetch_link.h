@@ -12,9 +12,8 @@
 extern "C" {
 #endif
 
-/* The link's speed; 0: unknown. If nothing has ended for longer than the estimate allows, it is
- * less: then *is_bound_out is true, and the speed is what is under way over the time that has
- * passed, which the link does not reach. */
+/* The link's speed; 0: unknown. If no read has ended for longer than the estimate explains, this is
+ * an upper bound, and *is_bound_out is true: bytes under way over the time waited. */
 double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                          bool *is_bound_out);
 /* When a fetch ends because nothing arrives: after its deadline for half a second, or for twice the
@@ -23,7 +22,7 @@ double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uin
 uint64_t cg_fetch_silent_ns(const cg_fetch_plan *plan, const cg_fetch *fetch);
 /* What recomputing a fetch's tokens from a chunk on takes; 0 where its speed is unknown. */
 double cg_fetch_rest_ns(const cg_fetch *fetch, uint32_t chunk_index, const cg_speeds *speeds);
-/* What recomputing the tokens takes that are recomputed in any case: nothing from first_failed on
+/* What recomputing the tokens takes that are recomputed in any case: nothing from wanted_end on
  * is loaded. 0 where its speed is unknown. */
 double cg_fetch_lost_ns(const cg_fetch *fetch, const cg_speeds *speeds);
 /* When a load must be done: by its deadline, less cg_fetch_lost_ns(). */

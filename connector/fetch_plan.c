@@ -72,7 +72,7 @@ cg_status cg_fetch_plan_add(cg_fetch_plan *plan, cg_fetch *fetch)
     fetch->next = *at;
     *at = fetch;
     plan->n_added++;
-    plan->is_stale = plan->has_others = true;
+    plan->is_stale = plan->members_changed = true;
     plan->check_ns = 0;
     return CG_OK;
 }
@@ -88,7 +88,7 @@ static void forget_fetch(cg_fetch_plan *plan, const cg_fetch *fetch)
 void cg_fetch_plan_remove(cg_fetch_plan *plan, cg_fetch *fetch)
 {
     /* What was planned refers to it, and it may be gone before the next plan. */
-    plan->is_stale = plan->has_others = true;
+    plan->is_stale = plan->members_changed = true;
     if (plan->is_making)
         forget_fetch(plan, fetch);
     else
@@ -156,7 +156,7 @@ static bool plan_stands(const cg_fetch_plan *plan, uint64_t now_ns)
         return false;
     if (!plan->is_stale)
         return true;
-    return !has_run_out(plan) && !plan->has_others &&
+    return !has_run_out(plan) && !plan->members_changed &&
            now_ns < plan->planned_at_ns + cg_fetch_stands_ns(plan);
 }
 
@@ -165,7 +165,7 @@ static void begin_plan(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t no
     cg_fetch_window_note_idle(&plan->window, speeds, plan->alive_ns, now_ns);
     cg_fetch_set_input(plan, speeds, now_ns);
     plan->planned_at_ns = now_ns;
-    plan->is_stale = plan->has_others = false;
+    plan->is_stale = plan->members_changed = false;
 }
 
 /* Of what cg_fetch_set_input() set alone. */
@@ -198,7 +198,7 @@ void cg_fetch_plan_end(cg_fetch_plan *plan)
     for (size_t i = 0; i < plan->planned.n_extents; i++) {
         const cg_fetch_ref *ref = &plan->refs[plan->planned.extents[i].chunk];
         if (ref->fetch != NULL && !ref->fetch->chunks[ref->chunk_index].is_cut)
-            ref->fetch->is_read = false;
+            ref->fetch->has_no_reads_left = false;
     }
     plan->next_extent = 0;
     plan->is_making = false;
@@ -268,7 +268,7 @@ static bool is_final(const cg_fetch_plan *plan, const cg_fetch *fetch, uint32_t 
     /* As fine as is planned and can be hoped for; or nothing more comes for all of the fetch, and
      * not only because others are expected, who may not come. */
     return (level <= chunk->planned && level <= chunk->hoped) ||
-           (fetch->is_read && !cg_fetch_is_reading(plan, fetch) &&
+           (fetch->has_no_reads_left && !cg_fetch_is_reading(plan, fetch) &&
             (level <= chunk->hoped || !(plan->input.expected_bytes > 0)));
 }
 
@@ -277,7 +277,7 @@ cg_fetch *cg_fetch_next_decode(cg_fetch_plan *plan, const cg_speeds *speeds, uin
 {
     refresh(plan, speeds, now_ns);
     for (cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
-        for (uint32_t i = cg_fetch_first_held(fetch); i < fetch->first_failed; i++) {
+        for (uint32_t i = cg_fetch_first_held(fetch); i < fetch->wanted_end; i++) {
             cg_fetch_chunk *chunk = &fetch->chunks[i];
             if (chunk->state != CG_FETCH_READING || !cg_fetch_is_decodable(fetch, i) ||
                 !is_final(plan, fetch, i, now_ns))
@@ -321,7 +321,7 @@ uint64_t cg_fetch_wake_ns(const cg_fetch_plan *plan)
         const uint64_t silent_ns = cg_fetch_silent_ns(plan, fetch);
         wake_ns = silent_ns < wake_ns ? silent_ns : wake_ns;
         for (uint32_t i = cg_fetch_first_held(fetch);
-             i < fetch->first_failed && fetch->decode_at_ns < wake_ns; i++)
+             i < fetch->wanted_end && fetch->decode_at_ns < wake_ns; i++)
             if (fetch->chunks[i].state == CG_FETCH_READING && cg_fetch_is_decodable(fetch, i))
                 wake_ns = fetch->decode_at_ns;
     }

@@ -32,7 +32,7 @@ bool cg_fetch_is_reading(const cg_fetch_plan *plan, const cg_fetch *fetch)
 static bool any_decodable(const cg_fetch_plan *plan)
 {
     for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
-        for (uint32_t i = cg_fetch_first_held(fetch); i < fetch->first_failed; i++)
+        for (uint32_t i = cg_fetch_first_held(fetch); i < fetch->wanted_end; i++)
             if (cg_fetch_is_decodable(fetch, i))
                 return true;
     return false;

@@ -55,9 +55,9 @@ typedef struct cg_fetch_plan {
 
     /* What was planned last: */
     bool is_stale;
-    bool has_others;   /* fetches came or went since: it does not stand */
-    bool may_be_apart; /* cg_fetch_plan_begin() is asked */
-    bool is_making;    /* until cg_fetch_plan_end(): items and the plans are the maker's */
+    bool members_changed; /* fetches came or went since: it does not stand */
+    bool may_be_apart;    /* cg_fetch_plan_begin() is asked */
+    bool is_making;       /* until cg_fetch_plan_end(): items and the plans are the maker's */
     bool is_link_known, any_open;
     cg_extents_input input;
     uint64_t planned_at_ns;

@@ -16,11 +16,11 @@ cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
     if (g == NULL)
         return CG_ERR_NO_MEMORY;
     g->config = *config;
-    g->config.group = NULL;
+    g->config.rank_set = NULL;
     g->pid = getpid();
     g->listener = g->sender = -1;
     g->last = &g->first;
-    g->name = cg_key_of_bytes(config->group, strlen(config->group));
+    g->name = cg_key_of_bytes(config->rank_set, strlen(config->rank_set));
     pthread_mutex_init(&g->lock, NULL);
     if (config->first_head == 0) /* the rank that takes what the others send, and stores it */
         status = cg_host_socket_listen(&g->name, CG_GATHER_MAX_RANKS, &g->listener);

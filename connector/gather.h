@@ -4,7 +4,7 @@
  * The rank that has head 0 listens. Each other one copies its heads of a save's chunks into memory
  * of its own, a *part*, and passes that on: a sealed memfd, over a unix socket. So a rank that dies
  * leaves nothing behind, and handing over costs no second copy and never waits. Ranks find
- * each other by the name of their group (connector/host_socket.h): all are of one host, network
+ * each other by the name of their rank set (connector/host_socket.h): all are of one host, network
  * namespace and user.
  *
  * Each save has a number, the same on all ranks and rising; the parts of a save are found by it. A
@@ -30,7 +30,7 @@ extern "C" {
 typedef struct cg_gather cg_gather;
 
 typedef struct cg_gather_config {
-    const char *group;
+    const char *rank_set;         /* its name */
     cg_geometry geometry;         /* the model's */
     uint32_t first_head, n_heads; /* this rank's; head 0's listens */
     uint64_t limit_bytes;
@@ -43,7 +43,7 @@ typedef struct cg_gather_chunk {
     uint32_t prefix_level;
 } cg_gather_chunk;
 
-/* The caller frees *gather_out. CG_ERR_EXISTS: another one listens for this group;
+/* The caller frees *gather_out. CG_ERR_EXISTS: another one listens for this rank set;
  * CG_ERR_NO_MEMORY, or what the system says. */
 cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out);
 void cg_gather_free(cg_gather *gather); /* NULL is fine */

@@ -24,7 +24,7 @@ typedef struct cg_gather_head {
 } cg_gather_head;
 
 struct cg_gather {
-    cg_gather_config config; /* constant; group is not kept */
+    cg_gather_config config; /* constant; rank_set is not kept */
     pid_t pid;               /* constant: of the process that it works in */
     cg_key name;             /* constant: of its socket */
     int listener;            /* constant; -1: this one sends */

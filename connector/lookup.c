@@ -139,7 +139,7 @@ static bool forget_old_link(cg_runtime *rt)
 }
 
 /* With the lock held: nothing is loaded because of what the configuration says of the link, which
- * may be wrong. Returns the how manyth time that is asked, 0: not now. */
+ * may be wrong. Returns which time this is, from 1; 0: not now. */
 static uint32_t doubts_prior(cg_runtime *rt, const cachegen_lookup *l)
 {
     if (l->op.connector->config->policy != CG_POLICY_TTFT_BUDGET || l->max_kl > 0)
@@ -271,7 +271,8 @@ static void expect(cg_runtime *rt, int64_t n_tokens)
         cg_runtime_wake_reader(rt); /* there may be time for more */
 }
 
-/* With the lock held. */
+/* With the lock held: ends a look-up. What was found of it is its hit and its plan, and what is not
+ * loaded is the engine's. */
 static void finish(cg_runtime *rt, cachegen_lookup *l)
 {
     decide(rt, l);
@@ -301,7 +302,8 @@ static cg_status new_queue(const cg_runtime *rt, cg_io **io_out)
     return status == CG_OK ? status : cg_io_new(&config, io_out);
 }
 
-/* With the lock held. */
+/* With the lock held: ends a look-up as a miss, whatever was found: the store is silent, or asking
+ * it is not worth the wait any more. */
 static void skip(cg_runtime *rt, cachegen_lookup *l)
 {
     l->prefix.n_chunks = 0;

@@ -13,9 +13,8 @@
 /* Lossy levels that are neighbours go to one nested file, which takes no more than its finest level
  * alone. */
 bool cg_save_is_nested(const cg_save_chunk *chunk);
-/* Whether what encoding has failed with concerns only lossy levels, of KV that is not all finite,
- * where L0 is one of the levels that are stored, which takes whatever bits there are: the chunk and
- * those behind it are then stored at L0. */
+/* True: only lossy levels failed, because K or V is not finite, and L0 is to be stored. L0 takes
+ * any bits, so this chunk is stored at L0 alone, and the save goes on. */
 bool cg_save_is_exact_left(const cg_save_chunk *chunk, cg_status status);
 /* Makes the encoder for the chunk's levels, and gives the work to the pool. What fails here is told
  * by cg_save_end_encode(), which follows in any case. */

@@ -59,7 +59,7 @@ void cg_trace_add_plan(cg_trace *trace, const cg_fetch *fetch, double estimated_
                             .ended_ns = now_ns,
                             .estimated_bps = estimated_bps};
     uint64_t digest = 14695981039346656037u; /* FNV-1a: no level is 0 in it */
-    for (uint32_t i = fetch->first; i < fetch->first_failed; i++) {
+    for (uint32_t i = fetch->first; i < fetch->wanted_end; i++) {
         const cg_fetch_chunk *chunk = &fetch->chunks[i];
         /* What has one level is planned only as far as it is read soon. */
         const uint8_t level = chunk->state > CG_FETCH_READING ? chunk->level

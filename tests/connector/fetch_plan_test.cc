@@ -1892,7 +1892,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
             if (removes)
                 remove_settled();
             while (cg_fetch *late = cg_fetch_hopeless(&plan, &speeds, now_ns, &index)) {
-                ASSERT_LT(index, late->first_failed);
+                ASSERT_LT(index, late->wanted_end);
                 cg_fetch_failed(late, index);
             }
             for (bool goes_on = true; goes_on;) {

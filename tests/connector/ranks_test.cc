@@ -298,7 +298,7 @@ class GatherTest : public testing::Test
     {
         const std::string group = new_group();
         cg_gather_config config = {};
-        config.group = group.c_str();
+        config.rank_set = group.c_str();
         config.geometry = {1, 2, 4, CG_DTYPE_BF16, 2};
         config.n_heads = 1;
         config.limit_bytes = limit_bytes;
