@@ -29,7 +29,7 @@ struct cachegen {
     cg_key boot_clock_id;  /* connector/clock.h */
     uint64_t device, root; /* of the root: st_dev and st_ino */
     uint64_t latency_ns;   /* of a question to the store, when it was opened */
-    bool asks_by_threads;  /* look-ups do; see new_queue() in lookup.c */
+    bool asks_by_threads;  /* look-ups do; see new_queue() in looker.c */
     bool is_sshfs;         /* which answers ten questions at a time */
     uint64_t folders_ns;   /* CLOCK_MONOTONIC: when its folders were opened, if it is far */
     uint32_t store_levels; /* mask; L0 alone without a profile */
