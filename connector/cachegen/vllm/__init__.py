@@ -1,8 +1,9 @@
 """The vLLM connector. An engine finds it by kv_connector="CachegenConnector", kv_connector_module_path="cachegen.vllm".
 
 Read connector.py first: every call of vLLM arrives there. From the top down: connector, then scheduler and worker (the
-two sides, which live in different processes), then what they stand on: library, ranks, model_key, messages,
-request_key, adapters, admission, provenance, kv_layout, gpu, metrics, versions and guard.
+two sides, which live in different processes). Of the scheduler's side are new_request, request_state, request_key,
+shared_loads, after_load, arrivals, saves, admission and provenance, of the worker's side kv_layout and gpu. Both stand
+on library, ranks, model_key, messages, adapters, metrics, versions and guard.
 """
 
 import contextlib

@@ -16,7 +16,6 @@ Surprises:
     engine that is started anew has the weights that the model's fingerprint names.
 """
 
-import array
 import bisect
 import contextlib
 import os
@@ -29,8 +28,9 @@ from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
+from cachegen.vllm.new_request import new_request, salt_of
 from cachegen.vllm.provenance import Provenance
-from cachegen.vllm.request_key import PREFIX, BadOption, Options, extra_key, is_hashed, key_tokens, parse_options
+from cachegen.vllm.request_key import PREFIX, extra_key
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 from cachegen.vllm.shared_loads import SharedLoads
@@ -39,9 +39,7 @@ SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the
 ASKED_NS = 10**9  # a look-up that takes longer is not expected to lead to a load soon
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
-# Kinds of outages.
-REQUESTS, NAMES = "requests that are neither stored nor served", "names of contexts that cannot be used"
-LOOKUPS, OTHER_PROFILE = "failing look-ups", "other profile"
+LOOKUPS, OTHER_PROFILE = "failing look-ups", "other profile"  # kinds of outages
 NOT_STORED = "this engine does not store the prompt to its end"
 DEFER_NS = 10**8  # what is computed waits so long at most, until loads of others have started
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
@@ -118,7 +116,7 @@ class Scheduler:
             if request.lora_request is not None:  # vLLM may have dropped it meanwhile, and read it again
                 self._check_adapter(request, state)
         if state.root != self._root:
-            state.root, state.salt, state.saved_last = self._root, self._salt(request), False
+            state.root, state.salt, state.saved_last = self._root, salt_of(request, self._root), False
         state.local_tokens = num_computed_tokens
         if state.adapter is not None and not self._adapter_is_known(request, state):
             return ASK_AGAIN
@@ -146,53 +144,13 @@ class Scheduler:
     def _state(self, request):
         state = self.states.get(request.request_id)
         if state is None:
-            options = Options(worst_level=0)  # what cannot be read may ask for the best
-            tokens, report = None, {}
-            try:
-                options = parse_options(request.kv_transfer_params, request.cache_salt)
-                # With an adapter it is not known yet whether and by what it can be keyed.
-                extra = extra_key(request, adapter="unknown" if request.lora_request is not None else None)
-                if extra is not None:
-                    tokens = key_tokens(request, self.library.tail_tokens, self.library.image_key)
-            except Exception as e:
-                # A kind for each key: what one client asks for hides no other one's mistake in the log.
-                kind = f"{REQUESTS} ({e.key or 'unknown key'})" if isinstance(e, BadOption) else REQUESTS
-                self.outages.failed(kind, f"request {request.request_id}: {e}")
-                report["refused"] = str(e)
-                extra = None
-            else:
-                for kind in self.outages.under_way():
-                    if kind.startswith(REQUESTS):
-                        self.outages.worked(kind)
-            if options.refused_context is not None:
-                report["context_refused"] = options.refused_context
-                self.outages.failed(NAMES, options.refused_context)
-            elif options.context is not None:
-                self.outages.worked(NAMES)
-                report["context"] = options.context
-            if extra is not None and len(request.prompt_token_ids) < self.library.min_tokens:
-                extra = None
-            tokens = tokens if extra is not None else array.array("I")
-            state = RequestState(
-                tokens, self._salt(request), self._root, extra, options, request.arrival_time, report=report
-            )
-            state.budget_ns = options.ttft_budget_ns or self.library.ttft_budget_ns
-            state.prompt_tokens = len(request.prompt_token_ids or ())
-            state.storable_tokens = self._n_storable_tokens(request)
-            state.adapter_number = 0 if request.lora_request is None else request.lora_request.lora_int_id
+            state = new_request(request, self.library, self._root, self.outages)
             self.states[request.request_id] = state
-            if extra is not None and request.lora_request is not None:
+            if state.extra is not None and request.lora_request is not None:
                 self._check_adapter(request, state)
             elif request.lora_request is not None:  # its blocks stay in vLLM's own prefix cache all the same
                 self._adapters.start(request.lora_request)
         return state
-
-    def _n_storable_tokens(self, request):
-        """How many of a prompt's first tokens may be stored as far as its images go. What comes after one without a
-        hash has no key. The codec turns K back by plain positions, and what an image moves would be coded badly."""
-        keep_none = self.library.needs_plain_positions or self.library.image_key is None
-        images = (image for image in request.mm_features if keep_none or not is_hashed(image))
-        return min((image.mm_position.offset for image in images), default=len(request.prompt_token_ids or ()))
 
     def _check_adapter(self, request, state):
         state.extra, state.adapter_key, state.adapter = None, None, self._adapters.start(request.lora_request)
@@ -207,9 +165,6 @@ class Scheduler:
         if state.adapter_key is not None and len(state.tokens):
             state.extra = extra_key(request, state.adapter_key[1])
         return True
-
-    def _salt(self, request):
-        return self._root + (request.cache_salt or "").encode()
 
     def _local_hit_only(self, request, state):
         return self._refuse_local_hit(request, state) or NO_MATCH
