@@ -54,7 +54,7 @@ class Engine:
     def __init__(self, root, n_tokens):
         self.n_tokens, self.n_blocks = n_tokens, n_tokens // BLOCK
         self.scheduler = Scheduler(Library(root), Failures())
-        self.scheduler.kv_cache_manager = doubles.Manager()
+        self.scheduler.local_cache.manager = doubles.Manager()
         self.worker = Worker(Library(root), Failures(), BLOCK)
         plane = BLOCK * HEAD_DIM * SIZE
         self._kv = ctypes.create_string_buffer(2 * plane * (self.n_blocks + 1))

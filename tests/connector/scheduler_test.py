@@ -109,7 +109,7 @@ def scheduler(store, **fields):
     for name, value in fields.items():
         setattr(library, name, value)
     made = Scheduler(library, Failures())
-    made.kv_cache_manager = Manager()
+    made.local_cache.manager = Manager()
     return made
 
 
@@ -465,11 +465,11 @@ class ResetTest(unittest.TestCase):
 
     def test_nothing_is_stored_while_vllm_keeps_its_own_blocks(self):
         made = scheduler(Store())
-        made.kv_cache_manager.usage = 0.5
+        made.local_cache.manager.usage = 0.5
         self.assertFalse(made.reset())
         self.admit(made, request())
         self.assertEqual(made.step(step_of("r", 0, 200)).saves, [])
-        made.kv_cache_manager.usage = 0.0
+        made.local_cache.manager.usage = 0.0
         self.assertTrue(made.reset())
         self.admit(made, request("s"))
         self.assertEqual(len(made.step(step_of("s", 0, 200)).saves), 1)
@@ -506,7 +506,7 @@ class SharedLoadTest(unittest.TestCase):
         self.ends()
         self.assertTrue(self.follows())  # vLLM knows the blocks when it schedules "a"
         self.made.step(step_of("a", 192, 8))
-        self.made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(12), 192)
+        self.made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(12), 192)
         self.assertEqual(self.made.matched_tokens(request("b"), 192), (0, False))
         self.assertEqual(self.n_shared(), 1)
 
@@ -525,7 +525,7 @@ class SharedLoadTest(unittest.TestCase):
                 self.assertEqual(self.made.matched_tokens(asked, 0), (None, False))
                 self.ends()
                 self.made.step(step_of("a", 192, 8))
-                self.made.kv_cache_manager.get_computed_blocks = lambda _, n=n_shared: (blocks(n // BLOCK), n)
+                self.made.local_cache.manager.get_computed_blocks = lambda _, n=n_shared: (blocks(n // BLOCK), n)
                 self.assertEqual(self.made.matched_tokens(asked, n_shared), (256 - n_shared, True))
                 self.made.update_after_alloc(asked, blocks(17), 256 - n_shared)
                 load = self.made.step(step_of(None, 0, 0)).loads[0]
@@ -580,7 +580,7 @@ class SharedLoadTest(unittest.TestCase):
         self.assertEqual(self.n_shared(), 0)
 
     def test_without_a_cache_of_vllms_it_loads_itself(self):
-        self.made.kv_cache_manager.enable_caching = False
+        self.made.local_cache.manager.enable_caching = False
         self.assertFalse(self.follows())
 
     def test_a_load_that_fails_is_waited_for_no_more(self):
@@ -796,7 +796,7 @@ class AdapterTest(unittest.TestCase):
     def ask(self, name, number, identity, n_local=4 * BLOCK):
         """What matched_tokens() says to a request of which vLLM has n_local tokens, in blocks 1, 2 ..."""
         n_blocks = n_local // BLOCK
-        self.made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(n_blocks), n_local)
+        self.made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(n_blocks), n_local)
         asked = request(name, lora_request=adapter(number=number))
         self.assertEqual(self.made.matched_tokens(asked, n_local), (None, False))
         self.told([number], identity)
@@ -806,21 +806,21 @@ class AdapterTest(unittest.TestCase):
         self.save(adapter(), "x")
         self.assertEqual(self.ask("same", 1, "x"), (0, False))
         self.assertEqual(self.ask("other", 2, "y"), (None, False))  # asked again, without the blocks
-        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+        self.assertEqual(self.made.local_cache.manager.evicted, {1, 2, 3, 4})
         other = request("other", lora_request=adapter(number=2))
         self.assertEqual(self.made.matched_tokens(other, 0), (0, False))
         self.made.update_after_alloc(other, blocks(2), 0)
-        self.made.kv_cache_manager.evicted = set()
+        self.made.local_cache.manager.evicted = set()
         self.assertEqual(self.ask("again", 2, "y", n_local=2 * BLOCK), (0, False))
         self.assertEqual(self.ask("partly", 2, "y"), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, {3, 4})
+        self.assertEqual(self.made.local_cache.manager.evicted, {3, 4})
         self.assertEqual(self.made.matched_tokens(request("plain"), 4 * BLOCK), (0, False))
 
     def test_a_request_whose_content_is_not_told_computes_anew_and_leaves_the_blocks_to_others(self):
         self.save(adapter(), "x")
         self.assertEqual(self.ask("other", 2, "y", n_local=0), (0, False))
         self.assertEqual(self.ask("untold", 3, None), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, set())
+        self.assertEqual(self.made.local_cache.manager.evicted, set())
 
     def test_blocks_that_others_have_had_meanwhile_are_of_no_adapter(self):
         self.ask("y", 2, "y", n_local=0)
@@ -829,21 +829,21 @@ class AdapterTest(unittest.TestCase):
         self.made.matched_tokens(plain, 0)
         self.made.update_after_alloc(plain, blocks(1), 0)
         self.assertEqual(self.ask("x", 1, "x"), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, {1})
-        self.made.kv_cache_manager.evicted = set()
+        self.assertEqual(self.made.local_cache.manager.evicted, {1})
+        self.made.local_cache.manager.evicted = set()
         self.made.matched_tokens(untold, 0)
         self.told([3], None)
         self.made.matched_tokens(untold, 0)
         self.made.update_after_alloc(untold, blocks(2), 0)
         self.assertEqual(self.ask("again", 1, "x"), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2})
+        self.assertEqual(self.made.local_cache.manager.evicted, {1, 2})
 
     def test_also_where_the_first_content_was_that_of_a_request_that_nothing_is_stored_of(self):
         self.made.library.min_tokens = 100
         self.assertEqual(self.made.matched_tokens(request("short", 64, lora_request=adapter()), 0), (0, False))
         self.told([1], "x")
         self.assertEqual(self.ask("long", 2, "y"), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+        self.assertEqual(self.made.local_cache.manager.evicted, {1, 2, 3, 4})
 
     def test_and_where_such_a_request_is_the_first_of_an_adapter_that_was_loaded_anew(self):
         for identity in ("x", "y"):
@@ -869,7 +869,7 @@ class AdapterTest(unittest.TestCase):
         self.assertEqual((running.adapter_key, running.saved_last), (None, True))
         # Its blocks were computed with either.
         self.assertEqual(self.ask("back", 1, "x"), (None, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+        self.assertEqual(self.made.local_cache.manager.evicted, {1, 2, 3, 4})
 
     def wait_for_lookup(self):
         """A request whose look-up, for content x of its adapter, is under way."""
@@ -911,7 +911,8 @@ class AdapterTest(unittest.TestCase):
                 self.assertEqual(self.made.states["r"].adapter_key, key)
                 self.made.update_after_alloc(asked, blocks(2), 0)
                 # What it computes is not sure to be of content x.
-                self.assertEqual(self.made._adapter_blocks.others([1, 2], (2, "x")), {1, 2} if key is None else set())
+                others = self.made.local_cache.adapter_blocks.others([1, 2], (2, "x"))
+                self.assertEqual(others, {1, 2} if key is None else set())
 
     def test_no_plan_for_an_adapter_goes_without_one(self):
         asked = self.wait_for_lookup()
@@ -941,10 +942,10 @@ class AdapterTest(unittest.TestCase):
         # Read anew, and not told yet: it may be another one.
         self.made.take_report(WorkerReport(taken=[(1, "a", None)]))
         self.assertEqual(self.ask("meanwhile", 1, "x"), (None, False))
-        self.made.kv_cache_manager.evicted = set()
+        self.made.local_cache.manager.evicted = set()
         self.made.take_report(WorkerReport(told=[("a", "x")]))
         self.assertEqual(self.ask("later", 1, "x"), (0, False))
-        self.assertEqual(self.made.kv_cache_manager.evicted, set())
+        self.assertEqual(self.made.local_cache.manager.evicted, set())
 
     def test_what_turns_out_to_be_another_content_is_one_more(self):
         for identity in ("y", None):
@@ -954,7 +955,7 @@ class AdapterTest(unittest.TestCase):
                 self.made.take_report(WorkerReport(taken=[(2, "a", None)]))
                 self.made.take_report(WorkerReport(told=[("a", identity)]))
                 self.assertEqual(self.ask("other", 2, "y"), (None, False))
-                self.assertEqual(self.made.kv_cache_manager.evicted, {1, 2, 3, 4})
+                self.assertEqual(self.made.local_cache.manager.evicted, {1, 2, 3, 4})
 
     def test_of_two_that_are_not_told_yet_one_tells_nothing_of_the_other(self):
         self.made.take_report(WorkerReport(taken=[(1, "a", None), (1, "a", None)], told=[("a", "x")]))
@@ -963,7 +964,7 @@ class AdapterTest(unittest.TestCase):
     def test_blocks_that_cannot_be_asked_for_are_not_taken(self):
         self.save(adapter(), "x")
         self.ask("other", 2, "y", n_local=0)
-        self.made.kv_cache_manager = None
+        self.made.local_cache.manager = None
         asked = request("asked", lora_request=adapter())
         self.made.matched_tokens(asked, 4 * BLOCK)
         self.told([1], "x")
@@ -1184,7 +1185,7 @@ class OtherTierTest(unittest.TestCase):
     def saves(self, made, name, n_local=0, n_foreign=0, n_scheduled=None):
         """A request of which vLLM's prefix cache has n_local tokens, and then another tier n_foreign."""
         asked = request(name)
-        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(n_local // BLOCK), n_local)
+        made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(n_local // BLOCK), n_local)
         self.assertEqual(made.matched_tokens(asked, n_local), (0, False))
         made.update_after_alloc(asked, blocks(13), 0)
         n_computed = n_local + n_foreign
@@ -1311,7 +1312,7 @@ class OverwriteTest(unittest.TestCase):
 
     def test_blocks_that_keep_their_content_are_none_of_them(self):
         made = scheduler(Store(hit=0))
-        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 4 * BLOCK)
+        made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(4), 4 * BLOCK)
         shares = request("shares")  # the first 4 blocks of another request, which is being stored
         self.assertEqual(made.matched_tokens(shares, 4 * BLOCK), (0, False))
         made.update_after_alloc(shares, blocks(13), 0)
@@ -1405,7 +1406,7 @@ class MeasureTest(unittest.TestCase):
                 resumed, spent_ns = request(num_output_tokens=n_output), []
                 now_ns += 10**12
                 for n_local in (64, 0):  # that vLLM still has, and soon has no more
-                    made.kv_cache_manager.get_computed_blocks = lambda _, n=n_local: (blocks(n // BLOCK), n)
+                    made.local_cache.manager.get_computed_blocks = lambda _, n=n_local: (blocks(n // BLOCK), n)
                     self.assertEqual(made.matched_tokens(resumed, n_local), (192 - n_local, True))
                     spent_ns.append(made.library.cg.spent_ns)
                     now_ns += 300 * ms
@@ -1544,15 +1545,17 @@ class FailureTest(unittest.TestCase):
         self.assertEqual(made.matched_tokens(request(), 0), (hit, True))
         return made
 
-    def break_in(self, made, name):
-        mock.patch.object(made, name, side_effect=RuntimeError("broken")).start()
+    def take_away(self, made, path):
+        """path: of what the scheduler stands on, which is None from now on, until the test ends."""
+        *owners, name = path.split(".")
+        mock.patch.object(functools.reduce(getattr, owners, made), name, None).start()
         self.addCleanup(mock.patch.stopall)
 
     def test_a_load_that_cannot_be_planned_ends_as_failed(self):
-        for what in ("_inherit_level", "_state"):
+        for what in ("local_cache.inherit", "_state"):
             with self.subTest(what):
                 made = self.loading()
-                self.break_in(made, what)
+                self.take_away(made, what)
                 made.update_after_alloc(request(), blocks(13), 192)
                 metadata = made.step(step_of(None, 0, 0))
                 self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
@@ -1563,12 +1566,12 @@ class FailureTest(unittest.TestCase):
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))  # not asked again
 
     def test_a_local_hit_that_may_be_too_bad_is_recomputed(self):
-        for broken in ("kv_cache_manager", "cg.lookup_start"):
+        for broken in ("local_cache.manager", "library.cg.lookup_start"):
             with self.subTest(broken):
                 made = scheduler(Store())
-                made._provenance.mark([1], 3, loaded=True)
-                made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 64)
-                setattr(made.library.cg if "." in broken else made, broken.removeprefix("cg."), None)
+                made.local_cache.provenance.mark([1], 3, loaded=True)
+                made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(4), 64)
+                self.take_away(made, broken)
                 asked = request(kv_transfer_params={"cachegen.worst_level": "L0"})
                 with self.assertLogs("vllm.cachegen", "ERROR"):
                     self.assertEqual(made.matched_tokens(asked, 64), (None, False))
@@ -1579,7 +1582,7 @@ class FailureTest(unittest.TestCase):
     def test_loads_reach_the_worker_whatever_else_fails_in_a_step(self):
         made = self.loading()
         made.update_after_alloc(request(), blocks(13), 192)
-        made._recomputed = [None]
+        made.local_cache._recomputed = [None]
         metadata = made.step(None)
         self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
         self.assertEqual(made.step(step_of(None, 0, 0)).loads, [])
@@ -1598,13 +1601,13 @@ class FailureTest(unittest.TestCase):
         self.assertEqual([save.req_id for save in saves], ["good"])
 
     def test_a_failed_load_is_not_looked_up_again_whatever_fails_beside(self):
-        for what in ("report_prefill", "report_load", "forget_failed", "_provenance"):
+        of_library = ("library.cg.report_prefill", "library.cg.report_load", "library.cg.forget_failed")
+        for what in (*of_library, "local_cache.provenance"):
             with self.subTest(what):
                 made = self.loading()
                 made.update_after_alloc(request(), blocks(13), 192)
                 made.step(step_of(None, 0, 0))
-                broken = made if what.startswith("_") else made.library.cg
-                setattr(broken, what, None)
+                self.take_away(made, what)
                 with self.assertLogs("vllm.cachegen", "ERROR"):
                     made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 2048, 1)]))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))
@@ -1646,7 +1649,7 @@ class RanksTest(unittest.TestCase):
                     self.assertEqual(made.matched_tokens(request(), 0), (0, False), "asks again after a failure")
                     answer = made.finish(request(), [])
                     self.assertEqual((answer["cachegen.hit_tokens"], answer["cachegen.level"]), (128, "L2"))
-                    self.assertEqual(made._provenance.worst_of([1]), 2)
+                    self.assertEqual(made.local_cache.provenance.worst_of([1]), 2)
 
     def test_what_is_whole_on_one_rank_only_is_not_taken_for_loaded(self):
         made = self.loaded((192, 1), (0, 0))
@@ -1675,7 +1678,7 @@ class CongestionTest(unittest.TestCase):
             made.library.cg.hit = 0
             made.matched_tokens(request(), 0)
         made.finish(request(), list(range(1, 15)) if preempted is None else [])
-        return made.kv_cache_manager.evicted
+        return made.local_cache.manager.evicted
 
     def test_what_is_worse_than_the_floor_goes_with_all_that_was_computed_after_it(self):
         self.assertEqual(self.evicted(level=3), set(range(1, 15)))
@@ -1698,20 +1701,20 @@ class CongestionTest(unittest.TestCase):
         made.update_after_alloc(request("s"), blocks(4), 0)
         made.step(step_of("s", 0, 64, n_blocks=4))
         made.finish(request(), [])
-        self.assertEqual(made.kv_cache_manager.evicted, set(range(5, 14)))
+        self.assertEqual(made.local_cache.manager.evicted, set(range(5, 14)))
 
     def test_what_is_good_enough_stays(self):
         self.assertEqual([self.evicted(2), self.evicted(0), self.evicted(3, keep_level=3)], [set()] * 3)
 
     def test_requests_that_share_such_blocks_leave_nothing_of_it_either(self):
         made = scheduler(Store())
-        made._provenance.mark([1, 2, 3, 4], 3, loaded=True)  # of a request that still runs
-        made.kv_cache_manager.get_computed_blocks = lambda _request: (blocks(4), 64)
+        made.local_cache.provenance.mark([1, 2, 3, 4], 3, loaded=True)  # of a request that still runs
+        made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(4), 64)
         made.matched_tokens(request("s"), 64)
         made.update_after_alloc(request("s"), blocks(13), 0)
         made.step(step_of("s", 64, 136))
         made.finish(request("s"), list(range(1, 14)))
-        self.assertEqual(made.kv_cache_manager.evicted, set(range(1, 14)))
+        self.assertEqual(made.local_cache.manager.evicted, set(range(1, 14)))
 
     def test_what_another_tier_brought_stays(self):
         made = scheduler(Store())
@@ -1719,14 +1722,14 @@ class CongestionTest(unittest.TestCase):
         made.update_after_alloc(request(), blocks(13), 0)
         made.step(step_of("r", 64, 136))
         made.finish(request(), list(range(1, 14)))
-        self.assertEqual(made.kv_cache_manager.evicted, set())
+        self.assertEqual(made.local_cache.manager.evicted, set())
 
     def test_a_manager_that_cannot_is_no_failure_of_the_request(self):
         made = scheduler(Store())
-        made.kv_cache_manager = None
+        made.local_cache.manager = None
         made.matched_tokens(request(), 0)
         made.states["r"].level = 3
-        made._provenance.mark([1], 3, loaded=True)
+        made.local_cache.provenance.mark([1], 3, loaded=True)
         with self.assertLogs("vllm.cachegen", "ERROR"):
             self.assertIsNotNone(made.finish(request(), [1]))
 

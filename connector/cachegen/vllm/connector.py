@@ -84,7 +84,7 @@ class CachegenConnector(KVConnectorBase_V1):
     def bind_kv_cache_manager(self, kv_cache_manager):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self.scheduler is not None:
-            self.scheduler.kv_cache_manager = kv_cache_manager
+            self.scheduler.local_cache.manager = kv_cache_manager
 
     @guarded(lambda *_: NO_MATCH)
     def get_num_new_matched_tokens(self, request, num_computed_tokens):

@@ -22,14 +22,14 @@ import os
 import time
 
 from cachegen import abi
-from cachegen.vllm.adapters import AdapterBlocks, AskedAdapters
+from cachegen.vllm.adapters import AskedAdapters
 from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.arrivals import Arrivals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
+from cachegen.vllm.local_cache import LocalCache
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS
 from cachegen.vllm.new_request import new_request, salt_of
-from cachegen.vllm.provenance import Provenance
 from cachegen.vllm.request_key import PREFIX, extra_key
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
@@ -69,14 +69,12 @@ class Scheduler:
     def __init__(self, library, failures):
         self.library, self.failures = library, failures
         self.outages = Outages()
-        self.kv_cache_manager = None  # vLLM's, once it is bound
         self.states: dict[str, RequestState] = {}
         self._shared_loads = SharedLoads(library)
         self._polled: set[RequestState] = set()  # whose look-ups were, since the last step
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
         self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts, also another connector's
-        self._recomputed: list = []  # requests that are not to use vLLM's own prefix cache
         self._root = b""  # begins every salt since the last reset
         self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
@@ -89,10 +87,10 @@ class Scheduler:
         self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
         self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
-        self._provenance = Provenance(library.unknown_level)
-        self._adapters, self._adapter_blocks = AskedAdapters(library.rank.n_ranks), AdapterBlocks()
+        self._adapters = AskedAdapters(library.rank.n_ranks)
+        self.local_cache = LocalCache(library, failures, self._adapters)
         self._arrivals = Arrivals()
-        self._saves = SavePlanner(library, self._provenance)
+        self._saves = SavePlanner(library, self.local_cache.provenance)
 
     # ---- looking up ----
 
@@ -136,10 +134,9 @@ class Scheduler:
         n_external = self._usable_tokens(state) - num_computed_tokens
         if n_external <= 0:
             return self._local_hit_only(request, state)
-        refused = self._refuse_local_hit(request, state)
-        if refused is None and self._is_loaded_for_another(state):
+        if self.local_cache.refuses(request, state) or self._is_loaded_for_another(state):
             return ASK_AGAIN
-        return refused or (n_external, True)
+        return n_external, True
 
     def _state(self, request):
         state = self.states.get(request.request_id)
@@ -167,33 +164,7 @@ class Scheduler:
         return True
 
     def _local_hit_only(self, request, state):
-        return self._refuse_local_hit(request, state) or NO_MATCH
-
-    def _refuse(self, request, _state):
-        # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
-        self._recomputed.append(request)
-        return ASK_AGAIN
-
-    @guarded(_refuse)
-    def _refuse_local_hit(self, request, state):
-        """Recomputes all of a request for which vLLM's own prefix cache has, or may have, worse KV than it demands. KV
-        of another content of its adapter leaves that cache."""
-        worst = self.library.worst_level if state.options.worst_level is None else state.options.worst_level
-        if not state.local_tokens or request.skip_reading_prefix_cache:
-            return None
-        is_mixed = request.lora_request is not None and self._adapters.has_mixed_blocks(request.lora_request)
-        if not is_mixed and self._provenance.is_all_exact():
-            return None
-        if is_mixed and state.adapter_key is None:
-            return self._refuse(request, state)  # nothing tells its own blocks from those that others may want
-        blocks = self.kv_cache_manager.get_computed_blocks(request)[0].get_block_ids()[0]
-        if is_mixed and (others := self._adapter_blocks.others(blocks, state.adapter_key)):
-            # They may be in use, and are found no more. Asked again, the request has what comes before them.
-            self.kv_cache_manager.evict_blocks(others)
-            return ASK_AGAIN
-        if self._provenance.worst_of(blocks) <= worst:
-            return None
-        return self._refuse(request, state)
+        return ASK_AGAIN if self.local_cache.refuses(request, state) else NO_MATCH
 
     def _fail(self, state):
         state.failed = True
@@ -284,7 +255,7 @@ class Scheduler:
 
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
-        return self.kv_cache_manager.enable_caching and self._shared_loads.waits(state, self._usable_tokens(state))
+        return self.local_cache.manager.enable_caching and self._shared_loads.waits(state, self._usable_tokens(state))
 
     def _drop_lookup(self, state):
         if state.lookup is not None:
@@ -308,9 +279,7 @@ class Scheduler:
             if not any(plan.req_id == req_id for plan in self._planned_loads):
                 to_token = from_token + num_external_tokens
                 self._planned_loads.append(LoadPlan(req_id, from_token, to_token, block_ids, b""))
-        new_blocks = block_ids[from_token // self.library.block_tokens :]
-        self._adapter_blocks.mark(new_blocks, None)
-        self._provenance.allocate(new_blocks)
+        self.local_cache.allocate(block_ids[from_token // self.library.block_tokens :], None)
 
     @guarded(_recompute)
     def update_after_alloc(self, request, blocks, num_external_tokens):
@@ -319,9 +288,8 @@ class Scheduler:
         block_ids = blocks.get_block_ids()[0]
         block_tokens = self.library.block_tokens
         state.allocated = True
-        n_local = state.local_tokens // block_tokens
+        n_local = n_kept = state.local_tokens // block_tokens
         self._loaded_blocks.update(block_ids[n_local:])
-        self._adapter_blocks.mark(block_ids[n_local:], state.adapter_key)
         if num_external_tokens > 0:
             to_token = state.local_tokens + num_external_tokens
             own = block_ids[: n_blocks(to_token, block_tokens)]
@@ -330,16 +298,11 @@ class Scheduler:
             )
             # From here on the worker answers for the request: without an answer it would wait for ever.
             self._planned_loads.append(state.load)
-            self._inherit_level(state, block_ids[:n_local])
-            self._provenance.allocate(block_ids[n_local:])
+            self.local_cache.inherit(state, block_ids[:n_local])
             self._shared_loads.begin(state)
-        else:
-            n_kept = n_local if state.load is None else len(state.load.block_ids)
-            self._provenance.allocate(block_ids[n_kept:])
-
-    def _inherit_level(self, state, blocks):
-        state.level = max(state.level, self._provenance.worst_of(blocks))
-        state.has_unknown = state.has_unknown or self._provenance.any_unknown(blocks)
+        elif state.load is not None:
+            n_kept = len(state.load.block_ids)
+        self.local_cache.allocate(block_ids[n_kept:], state.adapter_key)
 
     def _begin(self, state, block_ids, n_computed):
         """A request is scheduled for the first time since its blocks were allocated: what it has, and what it
@@ -351,14 +314,7 @@ class Scheduler:
             # Another connector has brought the rest. Whether that failed, vLLM asks after wait_for_save() only: by then
             # this step has computed on garbage, and would have stored it.
             state.saved_last = True
-        n_there = n_blocks(n_computed, self.library.block_tokens)
-        self._inherit_level(state, block_ids[:n_there])
-        self._provenance.mark(block_ids[n_there:], state.level, loaded=False)
-        self._remember_worse(state, block_ids)
-
-    def _remember_worse(self, state, block_ids):
-        if state.level > self.library.keep_level and not state.has_unknown:
-            state.worse_blocks.update(block_ids)
+        self.local_cache.begin(state, block_ids, n_computed)
 
     def step(self, scheduler_output):
         """The Metadata of the step at hand. Loads that are planned are in it whatever else fails."""
@@ -371,9 +327,7 @@ class Scheduler:
 
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
-        recomputed, self._recomputed = self._recomputed, []
-        for request in recomputed:
-            request.skip_reading_prefix_cache = True
+        self.local_cache.skip_refused()
         self._others_due = self._to_load = None
         for state in self._first_tokens:  # of the last step
             self._count_budget(state)
@@ -412,9 +366,7 @@ class Scheduler:
         for req_id, n_computed, new_blocks in (*new, *old):
             state = self.states.get(req_id)
             if state is None:
-                new_blocks = new_blocks[0] if new_blocks else ()
-                self._adapter_blocks.mark(new_blocks, None)
-                self._provenance.allocate(new_blocks)
+                self.local_cache.allocate(new_blocks[0] if new_blocks else (), None)
                 continue
             is_recomputing |= n_computed < state.computed_tokens
             state.computed_tokens = n_computed
@@ -463,16 +415,14 @@ class Scheduler:
 
     def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
         state.saved_last = True
-        self._adapter_blocks.mark(new_blocks[0] if new_blocks else (), None)
+        self.local_cache.adapter_blocks.mark(new_blocks[0] if new_blocks else (), None)
 
     @guarded(_give_request_up)
     def _plan_request(self, state, req_id, n_computed, new_blocks, scheduler_output, metadata):
         if not state.has_begun:
             self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
         elif new_blocks:
-            self._adapter_blocks.mark(new_blocks[0], state.adapter_key)
-            self._provenance.mark(new_blocks[0], state.level, loaded=False)
-            self._remember_worse(state, new_blocks[0])
+            self.local_cache.grow(state, new_blocks[0])
         n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
         if state.awaits_first_token and n_after >= len(state.tokens):
             self._first_tokens.append(state)
@@ -519,7 +469,7 @@ class Scheduler:
         """Adapters that vLLM has read: what was to run with another content of theirs may have run with this one."""
         for number, name, identity in taken:
             self._adapters.note_taken(name, identity)
-            self._adapter_blocks.doubt(number, identity)
+            self.local_cache.adapter_blocks.doubt(number, identity)
             for state in self.states.values():
                 check = state.adapter
                 if check is not None and _is_outdated(check.key, number, identity):  # answered, and not yet fetched
@@ -568,12 +518,7 @@ class Scheduler:
         state.failed = state.failed or load.loaded_tokens < plan.to_token
         n_loaded = max(0, load.loaded_tokens - plan.from_token)
         if n_loaded:
-            block_tokens = self.library.block_tokens
-            first, end = plan.from_token // block_tokens, n_blocks(load.loaded_tokens, block_tokens)
-            state.level = max(state.level, load.worst_level)
-            # The level of the prefix counts for what was loaded after it, too.
-            self._provenance.mark(plan.block_ids[first:end], state.level, loaded=load.worst_level > 0)
-            self._provenance.mark(plan.block_ids[end:], state.level, loaded=False)
+            self.local_cache.load(state, plan, load)
             state.report["level"] = f"L{load.worst_level}"
         state.report.update(
             hit_tokens=n_loaded,
@@ -616,7 +561,7 @@ class Scheduler:
         self._shared_loads.end(state)
         if state in self._first_tokens:
             self._count_budget(state)
-        self._leave_no_worse(state, block_ids)
+        self.local_cache.leave_no_worse(state, block_ids)
         report = {"hit_tokens": 0, **state.report}
         if "context" in report and not state.is_named:
             del report["context"]
@@ -624,15 +569,6 @@ class Scheduler:
         if state.level:
             report["provenance"] = f"L{state.level}"
         return {PREFIX + key: value for key, value in report.items()}
-
-    @guarded(nothing)
-    def _leave_no_worse(self, state, block_ids):
-        """What was loaded worse than keep_level, and what was computed after it, is not left in vLLM's own prefix
-        cache: the next request with this prefix loads it anew, and better if the link is free by then. A request that
-        is preempted has no blocks, but what it left is there."""
-        self._remember_worse(state, block_ids)
-        if worse := self._provenance.worse_than(self.library.keep_level, state.worse_blocks):
-            self.kv_cache_manager.evict_blocks(worse)  # from the table of hashes only: they may be in use
 
     def reset(self):
         """vLLM's reset_cache(), called when weights were replaced: from here on nothing that was stored or computed
@@ -644,7 +580,7 @@ class Scheduler:
             if state.load is not None:
                 self._cancelled_loads.add(req_id)
         # vLLM empties its own prefix cache only when no block is held.
-        self._has_mixed_blocks = self.kv_cache_manager.usage > 0
+        self._has_mixed_blocks = self.local_cache.manager.usage > 0
         logger.info("cachegen: reset: nothing that was stored until now is loaded")
         if self._has_mixed_blocks:
             logger.error("cachegen: vLLM keeps blocks from before the reset: nothing is stored until another reset")
