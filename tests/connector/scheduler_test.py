@@ -323,7 +323,7 @@ class AfterLoadTest(unittest.TestCase):
         store = Store(hit=128, answers=False)
         made = scheduler(store)
         now = time.time()
-        made._after_load.note(0, 50 * self.MS, 10**9, 0)
+        made._budgets._after_load.note(0, 50 * self.MS, 10**9, 0)
         spent_ms = []
         for i in range(3):
             made.matched_tokens(request(f"r{i}", arrival_time=now), 0)
@@ -1359,7 +1359,7 @@ class MeasureTest(unittest.TestCase):
         return made
 
     def budgets(self, made):
-        return made._n_met, made._n_missed
+        return made._budgets.n_met, made._budgets.n_missed
 
     def test_a_budget_counts_once_its_first_token_is_there(self):
         for budget_ms, met_and_missed in ((10**6, (1, 0)), (10**-6, (0, 1))):
@@ -1401,7 +1401,7 @@ class MeasureTest(unittest.TestCase):
                 counted = self.budgets(made)
                 self.assertEqual(counted, (1, 0) if n_output else (0, 0))
                 mock.patch.object(made._arrivals, "seconds_since", lambda _: 1000).start()
-                mock.patch.object(made._after_load, "ahead", lambda *_: 0).start()
+                mock.patch.object(made._budgets._after_load, "ahead", lambda *_: 0).start()
                 self.addCleanup(mock.patch.stopall)
                 resumed, spent_ns = request(num_output_tokens=n_output), []
                 now_ns += 10**12

@@ -119,6 +119,20 @@ class Increments:
         return Stats(data=increments)
 
 
+class Observed:
+    """What a side observes for HISTOGRAMS, until it is taken."""
+
+    def __init__(self):
+        self._values = {}
+
+    def note(self, name, value):
+        self._values.setdefault(name, []).append(value)
+
+    def take(self):
+        values, self._values = self._values, {}
+        return values
+
+
 class PromMetrics(KVConnectorPromMetrics):
     """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the
     gauge vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in

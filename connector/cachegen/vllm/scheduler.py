@@ -23,19 +23,18 @@ import time
 
 from cachegen import abi
 from cachegen.vllm.adapters import AskedAdapters
-from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.arrivals import Arrivals
+from cachegen.vllm.budgets import SAMPLE_MIN_TOKENS, Budgets, due_ns
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.local_cache import LocalCache
 from cachegen.vllm.messages import LoadPlan, Metadata
-from cachegen.vllm.metrics import OWN_COUNTERS
+from cachegen.vllm.metrics import OWN_COUNTERS, Observed
 from cachegen.vllm.new_request import new_request, salt_of
 from cachegen.vllm.request_key import PREFIX, extra_key
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 from cachegen.vllm.shared_loads import SharedLoads
 
-SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 ASKED_NS = 10**9  # a look-up that takes longer is not expected to lead to a load soon
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
@@ -79,13 +78,10 @@ class Scheduler:
         self._worker_is_off = False  # for good
         self._has_mixed_blocks = False  # a reset left blocks in vLLM's own prefix cache
         self._had_nothing = False  # the last step: to compute
-        self._observed = {}  # for histograms, since they were taken
-        self._n_met = self._n_missed = 0  # budgets
-        self._after_load = AfterLoad()
+        self._observed = Observed()
+        self._budgets = Budgets(library, failures, self._observed)
         self._others_due = None  # sorted: when first tokens behind loads are due; None: not asked since the last step
         self._to_load = None  # requests that were about to load in this step; None: not asked since the last one
-        self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
-        self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
         self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
         self._adapters = AskedAdapters(library.rank.n_ranks)
         self.local_cache = LocalCache(library, failures, self._adapters)
@@ -188,10 +184,9 @@ class Scheduler:
             state.spent_ns = self._spent_ns(state)
             if self._others_due is None:
                 others = (other for other in self.states.values() if other is not state and self._may_load(other))
-                self._others_due = sorted(map(self._due_ns, others))
-            due_ns = self._due_ns(state)
-            ahead_ns = self._after_load.ahead(due_ns, self._others_due, state.budget_ns // 2)
-            bisect.insort(self._others_due, due_ns)
+                self._others_due = sorted(map(due_ns, others))
+            ahead_ns = self._budgets.ahead_ns(state, self._others_due)
+            bisect.insort(self._others_due, due_ns(state))
             state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
             self._polled.discard(state)
         return state not in self._polled and self._take_answer(state)
@@ -216,7 +211,7 @@ class Scheduler:
         state.lookup = None
         state.predicted_ns, state.answered_ns = hit.predicted_ns, time.monotonic_ns()
         lookup_ns = state.answered_ns - state.lookup_started_ns
-        self._observe("lookup_latency_seconds", lookup_ns / 1e9)
+        self._observed.note("lookup_latency_seconds", lookup_ns / 1e9)
         state.report["lookup_ms"] = lookup_ns / 1e6
         return True
 
@@ -329,16 +324,11 @@ class Scheduler:
     def _end_step(self, scheduler_output, metadata):
         self.local_cache.skip_refused()
         self._others_due = self._to_load = None
-        for state in self._first_tokens:  # of the last step
-            self._count_budget(state)
-        self._first_tokens = []
-        now_ns, n_tokens = time.monotonic_ns(), scheduler_output.total_num_scheduled_tokens
-        if self._small_step_ns:
-            self._after_load.note_step(min(now_ns - self._small_step_ns, self.library.ttft_budget_ns // 4))
-        self._small_step_ns = now_ns if 0 < n_tokens <= SAMPLE_MIN_TOKENS else 0
+        self._budgets.begin_step(scheduler_output.total_num_scheduled_tokens)
+        now_ns = time.monotonic_ns()
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
-                self._observe("load_wait_seconds", (time.monotonic_ns() - state.answered_ns) / 1e9)
+                self._observed.note("load_wait_seconds", (now_ns - state.answered_ns) / 1e9)
         metadata.asked_tokens = sum(
             len(state.tokens) - state.lookup_from
             for state in self.states.values()
@@ -424,8 +414,8 @@ class Scheduler:
         elif new_blocks:
             self.local_cache.grow(state, new_blocks[0])
         n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
-        if state.awaits_first_token and n_after >= len(state.tokens):
-            self._first_tokens.append(state)
+        if n_after >= len(state.tokens):
+            self._budgets.complete(state)
         if self._may_save(state):
             save = self._saves.plan(scheduler_output, req_id, state, n_computed, n_after)
             if save is not None:
@@ -478,28 +468,9 @@ class Scheduler:
                     state.extra, state.adapter_key, state.saved_last = None, None, True
                     self._drop_lookup(state)  # it may wait for blocks: what was found is of the other content
 
-    def _due_ns(self, state):
-        """When the first token of a request is due that was looked up."""
-        return state.lookup_started_ns - state.spent_ns + state.budget_ns
-
     def _may_load(self, state):
         """Whether a request's first token is made behind a load, as far as is known."""
         return state.lookup is not None or state.is_loading or state.awaits_first_token
-
-    @guarded(nothing)
-    def _count_budget(self, state):
-        """The step that made the request's first token is over."""
-        if not state.awaits_first_token:
-            return
-        state.awaits_first_token = False
-        now_ns, budget_ns = time.monotonic_ns(), state.budget_ns
-        # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
-        if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
-            n_together = sum(other.awaits_first_token for other in self._first_tokens)
-            self._after_load.note(state.load_ended_ns, now_ns, budget_ns // 4, n_together)
-        ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
-        self._n_met, self._n_missed = self._n_met + (ratio <= 1), self._n_missed + (ratio > 1)
-        self._observe("budget_ratio", ratio)
 
     # Ranks may end a load in different steps. vLLM schedules the request after the last of them.
     def _distrust(self, state, _load):
@@ -510,9 +481,9 @@ class Scheduler:
     @guarded(_distrust)
     def _take_load(self, state, load):
         plan = state.load
-        self._observe("load_latency_seconds", load.total_ns / 1e9)
+        self._observed.note("load_latency_seconds", load.total_ns / 1e9)
         if state.predicted_ns and load.loaded_tokens == plan.to_token:
-            self._observe("load_time_ratio", load.total_ns / state.predicted_ns)
+            self._observed.note("load_time_ratio", load.total_ns / state.predicted_ns)
         state.awaits_first_token, state.load_ended_ns = not state.resumed_ns, time.monotonic_ns()
         load = state.loaded = load if state.loaded is None else state.loaded.joined(load)
         state.failed = state.failed or load.loaded_tokens < plan.to_token
@@ -559,8 +530,7 @@ class Scheduler:
             return None
         self._drop_lookup(state)
         self._shared_loads.end(state)
-        if state in self._first_tokens:
-            self._count_budget(state)
+        self._budgets.finish(state)
         self.local_cache.leave_no_worse(state, block_ids)
         report = {"hit_tokens": 0, **state.report}
         if "context" in report and not state.is_named:
@@ -597,18 +567,15 @@ class Scheduler:
             self.outages.worked(LOOKUPS)
         self._counted = n_answers, n_errors
         stats.pop("staging_bytes")
-        own = {"budget_met": self._n_met, "budget_missed": self._n_missed, "loads_shared": self._shared_loads.n_waiting}
+        budgets = {"budget_met": self._budgets.n_met, "budget_missed": self._budgets.n_missed}
+        own = {**budgets, "loads_shared": self._shared_loads.n_waiting}
         return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
 
     def gauges(self):
         return {"lookups_running": sum(state.lookup is not None for state in self.states.values())}
 
     def take_observed(self):
-        observed, self._observed = self._observed, {}
-        return observed
-
-    def _observe(self, name, value):
-        self._observed.setdefault(name, []).append(value)
+        return self._observed.take()
 
     def close(self):
         for state in self.states.values():
