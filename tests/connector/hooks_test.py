@@ -35,11 +35,12 @@ from cachegen.vllm.adapters import MAX_AHEAD, HeldAdapters, identity_of  # noqa:
 from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E402
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
+from cachegen.vllm.lookups import LOOKUPS  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan, WorkerReport  # noqa: E402
 from cachegen.vllm.metrics import UP, Increments, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
-from cachegen.vllm.scheduler import LOOKUPS, OTHER_PROFILE, Scheduler  # noqa: E402
+from cachegen.vllm.scheduler import OTHER_PROFILE, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import GPU, LOADS, SAVES, STAGING, STEP_WAIT_S, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402

@@ -215,7 +215,7 @@ class QueueTest(unittest.TestCase):
             self.assertEqual(made.matched_tokens(one, 0), (None, False))
         made.step(step_of(None, 0, 0))
         store.answers = True
-        self.assertTrue(made._take_answer(made.states["first"]))
+        self.assertTrue(made._lookups._take_answer(made.states["first"]))
         store.hit = 128  # of the second one, which vLLM asks for later
         self.assertEqual(made.matched_tokens(asked[0], 0), (None, False))
         self.assertEqual(made.matched_tokens(asked[1], 0), (128, True))
@@ -558,7 +558,8 @@ class SharedLoadTest(unittest.TestCase):
                 self.made.states["a"].answered_ns = 10**15
                 self.store.predicted_ns = int(own * budget_ns)
                 asked = request("b", n_tokens=300, arrival_time=time.time() + 1000 - spent * budget_ns / 1e9)
-                with mock.patch.object(self.made._arrivals, "seconds_since", lambda _: spent * budget_ns / 1e9):
+                arrivals = self.made._lookups._arrivals
+                with mock.patch.object(arrivals, "seconds_since", lambda _: spent * budget_ns / 1e9):
                     self.assertEqual(self.made.matched_tokens(asked, 0) == (None, False), waits)
 
     def test_it_loads_itself_what_is_not_what_the_other_loads(self):
@@ -685,7 +686,7 @@ class BurstTest(unittest.TestCase):
             self.assertEqual(made.matched_tokens(one, 0), (256, True))  # vLLM has no blocks for it
         made.step(step_of(None, 0, 0))
         store.hit = 0
-        is_about_to_load = self.counted(made, "_is_about_to_load")
+        is_about_to_load = self.counted(made._deferrals, "_is_about_to_load")
         self.assertEqual(made.matched_tokens(first, 0), (None, False))
         for one in may_load:
             self.assertEqual(made.matched_tokens(one, 0), (256, True))
@@ -1400,7 +1401,7 @@ class MeasureTest(unittest.TestCase):
                 made.step(step_of("r", 200, 1, is_new=False) if n_output else step_of(None, 0, 0))
                 counted = self.budgets(made)
                 self.assertEqual(counted, (1, 0) if n_output else (0, 0))
-                mock.patch.object(made._arrivals, "seconds_since", lambda _: 1000).start()
+                mock.patch.object(made._lookups._arrivals, "seconds_since", lambda _: 1000).start()
                 mock.patch.object(made._budgets._after_load, "ahead", lambda *_: 0).start()
                 self.addCleanup(mock.patch.stopall)
                 resumed, spent_ns = request(num_output_tokens=n_output), []

@@ -5,9 +5,8 @@ import time
 
 from cachegen.vllm.after_load import AfterLoad
 from cachegen.vllm.guard import guarded, nothing
+from cachegen.vllm.prefill import SAMPLE_MIN_TOKENS
 from cachegen.vllm.request_state import RequestState
-
-SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 
 
 def due_ns(state):

@@ -14,10 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, logger, nothing
 from cachegen.vllm.library import Library, Unsupported
+from cachegen.vllm.lookups import LOOKUPS
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, LoggedStats, PromMetrics
 from cachegen.vllm.model_key import OTHER, UNCHECKED
-from cachegen.vllm.scheduler import LOOKUPS, NO_MATCH, OTHER_PROFILE, Scheduler
+from cachegen.vllm.scheduler import NO_MATCH, OTHER_PROFILE, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 

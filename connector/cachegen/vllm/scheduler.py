@@ -9,38 +9,35 @@ Surprises:
  2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
  3. A preempted request comes back through matched_tokens(), with its blocks gone. Once its first token is out it has
     no time to that left to keep: its budget begins anew, and is not counted.
- 4. vLLM asks for requests in turn, until those that it schedules fill the step. So one that is computed would keep the
-    loads of those behind it from starting for as long as the step takes: it lets them go first.
- 5. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
+ 4. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
     salts from the plans, so it needs to be told of loads under way only. The root lives as long as the engine does: an
     engine that is started anew has the weights that the model's fingerprint names.
 """
 
-import bisect
 import contextlib
 import os
 import time
 
 from cachegen import abi
 from cachegen.vllm.adapters import AskedAdapters
-from cachegen.vllm.arrivals import Arrivals
-from cachegen.vllm.budgets import SAMPLE_MIN_TOKENS, Budgets, due_ns
+from cachegen.vllm.budgets import Budgets
+from cachegen.vllm.deferrals import Deferrals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.local_cache import LocalCache
+from cachegen.vllm.lookups import Lookups
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS, Observed
 from cachegen.vllm.new_request import new_request, salt_of
+from cachegen.vllm.prefill import SAMPLE_MIN_TOKENS
 from cachegen.vllm.request_key import PREFIX, extra_key
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
 from cachegen.vllm.shared_loads import SharedLoads
 
-ASKED_NS = 10**9  # a look-up that takes longer is not expected to lead to a load soon
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
-LOOKUPS, OTHER_PROFILE = "failing look-ups", "other profile"  # kinds of outages
+OTHER_PROFILE = "other profile"  # a kind of outage
 NOT_STORED = "this engine does not store the prompt to its end"
-DEFER_NS = 10**8  # what is computed waits so long at most, until loads of others have started
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
 
@@ -70,7 +67,6 @@ class Scheduler:
         self.outages = Outages()
         self.states: dict[str, RequestState] = {}
         self._shared_loads = SharedLoads(library)
-        self._polled: set[RequestState] = set()  # whose look-ups were, since the last step
         self._planned_loads: list[LoadPlan] = []
         self._cancelled_loads: set[str] = set()  # requests
         self._loaded_blocks: set[int] = set()  # that the loads get which the next step starts, also another connector's
@@ -80,12 +76,10 @@ class Scheduler:
         self._had_nothing = False  # the last step: to compute
         self._observed = Observed()
         self._budgets = Budgets(library, failures, self._observed)
-        self._others_due = None  # sorted: when first tokens behind loads are due; None: not asked since the last step
-        self._to_load = None  # requests that were about to load in this step; None: not asked since the last one
-        self._counted = 0, 0  # look-ups that were not skipped, errors of look-ups
+        self._lookups = Lookups(library, failures, self.outages, self._budgets, self._observed)
+        self._deferrals = Deferrals(failures, self._lookups, self._shared_loads)
         self._adapters = AskedAdapters(library.rank.n_ranks)
         self.local_cache = LocalCache(library, failures, self._adapters)
-        self._arrivals = Arrivals()
         self._saves = SavePlanner(library, self.local_cache.provenance)
 
     # ---- looking up ----
@@ -95,11 +89,12 @@ class Scheduler:
         state = self._state(request)
         matched = self._match(request, state, num_computed_tokens)
         state.is_declined = matched == NO_MATCH
-        return ASK_AGAIN if state.is_declined and self._lets_others_load(state) else matched
+        may_wait = state.is_declined and not self._is_off()
+        return ASK_AGAIN if may_wait and self._deferrals.defers(state, self.states.values()) else matched
 
     def _match(self, request, state, num_computed_tokens):
         if state.allocated:  # preempted, or its load failed: the blocks are gone
-            self._drop_lookup(state)
+            self._lookups.drop(state)
             self._shared_loads.end(state)
             state.allocated, state.has_begun = False, False
             state.load, state.loaded, state.saved_to = None, None, None
@@ -123,11 +118,11 @@ class Scheduler:
             or len(state.tokens) - num_computed_tokens <= self.library.block_tokens
         ):
             return self._local_hit_only(request, state)
-        if not self._looked_up(state):
+        if not self._lookups.has_answered(state, self.states.values()):
             return ASK_AGAIN
         if state.failed:
             return self._local_hit_only(request, state)
-        n_external = self._usable_tokens(state) - num_computed_tokens
+        n_external = self._lookups.usable_tokens(state) - num_computed_tokens
         if n_external <= 0:
             return self._local_hit_only(request, state)
         if self.local_cache.refuses(request, state) or self._is_loaded_for_another(state):
@@ -162,100 +157,10 @@ class Scheduler:
     def _local_hit_only(self, request, state):
         return ASK_AGAIN if self.local_cache.refuses(request, state) else NO_MATCH
 
-    def _fail(self, state):
-        state.failed = True
-        return True
-
-    @guarded(_fail)
-    def _looked_up(self, state):
-        """Whether the look-up has answered; starts it. Nobody waits for it: requests that run, or whose loads have
-        ended, may be scheduled in this step. Where there are none, vLLM asks again within milliseconds."""
-        if state.hit_tokens is not None and state.lookup_from <= state.local_tokens:
-            return True
-        cg = self.library.cg
-        if state.lookup is None or state.lookup_from > state.local_tokens:
-            self._drop_lookup(state)
-            options = state.options
-            request = abi.make_request(
-                state.tokens, state.salt, state.extra, options.worst_level, options.level, options.ttft_budget_ns
-            )
-            state.lookup_from = state.local_tokens
-            state.lookup_started_ns = time.monotonic_ns()
-            state.spent_ns = self._spent_ns(state)
-            if self._others_due is None:
-                others = (other for other in self.states.values() if other is not state and self._may_load(other))
-                self._others_due = sorted(map(due_ns, others))
-            ahead_ns = self._budgets.ahead_ns(state, self._others_due)
-            bisect.insort(self._others_due, due_ns(state))
-            state.lookup = cg.lookup_start(request, state.local_tokens, state.spent_ns + ahead_ns, options.max_kl)
-            self._polled.discard(state)
-        return state not in self._polled and self._take_answer(state)
-
-    def _spent_ns(self, state):
-        """How much of its budget a request has used."""
-        if state.resumed_ns:
-            return time.monotonic_ns() - state.resumed_ns
-        return int(self._arrivals.seconds_since(state.arrival_time) * 1e9)
-
-    @guarded(_fail)
-    def _take_answer(self, state):
-        """Whether the look-up that is under way has answered. It is asked once a step: its request is, too."""
-        self._polled.add(state)
-        cg = self.library.cg
-        hit = cg.lookup_poll(state.lookup)
-        if hit is None:
-            return False
-        state.plan = cg.lookup_plan(state.lookup) if hit.hit_tokens else b""
-        state.hit_tokens = hit.hit_tokens
-        cg.lookup_free(state.lookup)
-        state.lookup = None
-        state.predicted_ns, state.answered_ns = hit.predicted_ns, time.monotonic_ns()
-        lookup_ns = state.answered_ns - state.lookup_started_ns
-        self._observed.note("lookup_latency_seconds", lookup_ns / 1e9)
-        state.report["lookup_ms"] = lookup_ns / 1e6
-        return True
-
-    def _usable_tokens(self, state):
-        """The hit, less a short last chunk that the prompt goes beyond: the full chunk can only be stored if all of
-        it is computed, and without it nothing behind it would ever be found."""
-        n_tail = state.hit_tokens % self.library.chunk_tokens
-        if n_tail % self.library.tail_tokens != 0:
-            return state.hit_tokens  # a full chunk's, less the prompt's last token
-        whole = state.hit_tokens - n_tail
-        return whole if n_tail and len(state.tokens) >= whole + self.library.chunk_tokens else state.hit_tokens
-
-    @guarded(nothing)
-    def _lets_others_load(self, state):
-        """Whether a request that the engine is to compute is put off, for others have found what they can load."""
-        now_ns = time.monotonic_ns()
-        is_short = state.prompt_tokens - state.local_tokens <= SAMPLE_MIN_TOKENS
-        has_waited = state.deferred_ns and now_ns - state.deferred_ns >= DEFER_NS
-        if is_short or has_waited or state.failed or self._is_off():
-            return False
-        if self._to_load is None:
-            self._take_answers()
-            self._to_load = [other for other in self.states.values() if self._is_about_to_load(other)]
-        while self._to_load and not self._is_about_to_load(self._to_load[-1]):
-            self._to_load.pop()  # none that has been asked for, and no more is, comes back in this step
-        if not self._to_load:
-            return False
-        state.deferred_ns = state.deferred_ns or now_ns
-        return True
-
-    def _is_about_to_load(self, state):
-        """Whether a request has found something, and begins to load it once vLLM has asked for it and has blocks."""
-        waits = self._shared_loads.is_loading(state.follows)
-        is_open = not (state.allocated or state.failed or state.is_declined or waits)
-        return is_open and state.hit_tokens is not None and self._usable_tokens(state) > state.local_tokens
-
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
-        return self.local_cache.manager.enable_caching and self._shared_loads.waits(state, self._usable_tokens(state))
-
-    def _drop_lookup(self, state):
-        if state.lookup is not None:
-            self.library.cg.lookup_free(state.lookup)
-        state.lookup, state.hit_tokens, state.plan = None, None, b""
+        is_caching = self.local_cache.manager.enable_caching
+        return is_caching and self._shared_loads.waits(state, self._lookups.usable_tokens(state))
 
     # ---- planning steps ----
 
@@ -317,24 +222,19 @@ class Scheduler:
         self._planned_loads, self._cancelled_loads = [], set()
         metadata.adapters = self._adapters.take_new()
         self._end_step(scheduler_output, metadata)
-        self._polled = set()
+        self._lookups.end_step()
+        self._deferrals.end_step()
         return metadata
 
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
         self.local_cache.skip_refused()
-        self._others_due = self._to_load = None
         self._budgets.begin_step(scheduler_output.total_num_scheduled_tokens)
         now_ns = time.monotonic_ns()
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
                 self._observed.note("load_wait_seconds", (now_ns - state.answered_ns) / 1e9)
-        metadata.asked_tokens = sum(
-            len(state.tokens) - state.lookup_from
-            for state in self.states.values()
-            # One that vLLM does not ask for any more, while it has no room for more requests, loads nothing soon.
-            if state.lookup is not None and now_ns - state.lookup_started_ns < ASKED_NS
-        )
+        metadata.asked_tokens = self._lookups.asked_tokens(self.states.values())
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         metadata.is_recomputing = self._plan_saves(scheduler_output, metadata)
         self._count_queue(metadata)
@@ -376,7 +276,7 @@ class Scheduler:
         """What the engine is to compute, for the library on both sides. What look-ups leave it counts itself until they
         are polled; so are those that vLLM did not ask for in this step."""
         n_tokens = n_pairs = 0
-        self._take_answers()
+        self._lookups.take_answers(self.states.values())
         for state in self.states.values():
             first, end = self._first_to_compute(state), state.prompt_tokens
             if first < end:
@@ -384,11 +284,6 @@ class Scheduler:
                 n_pairs += (end - first) * (first + end) // 2
         metadata.queued_tokens, metadata.queued_pairs = n_tokens, n_pairs
         self.library.cg.report_queue(n_tokens, n_pairs)
-
-    def _take_answers(self):
-        for state in self.states.values():
-            if state.lookup is not None and not state.failed and state not in self._polled:
-                self._take_answer(state)
 
     def _first_to_compute(self, state):
         if state.has_begun:
@@ -401,7 +296,8 @@ class Scheduler:
             return state.prompt_tokens  # another connector loads it: else it had begun
         if not state.failed and (state.lookup is not None or state.adapter is not None):
             return state.prompt_tokens  # not known yet
-        return max(state.local_tokens, self._usable_tokens(state) if state.hit_tokens and not state.failed else 0)
+        n_hit = self._lookups.usable_tokens(state) if state.hit_tokens and not state.failed else 0
+        return max(state.local_tokens, n_hit)
 
     def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
         state.saved_last = True
@@ -466,11 +362,7 @@ class Scheduler:
                     check.key = None
                 if _is_outdated(state.adapter_key, number, identity):
                     state.extra, state.adapter_key, state.saved_last = None, None, True
-                    self._drop_lookup(state)  # it may wait for blocks: what was found is of the other content
-
-    def _may_load(self, state):
-        """Whether a request's first token is made behind a load, as far as is known."""
-        return state.lookup is not None or state.is_loading or state.awaits_first_token
+                    self._lookups.drop(state)  # it may wait for blocks: what was found is of the other content
 
     # Ranks may end a load in different steps. vLLM schedules the request after the last of them.
     def _distrust(self, state, _load):
@@ -528,7 +420,7 @@ class Scheduler:
         state = self.states.pop(request.request_id, None)
         if state is None:
             return None
-        self._drop_lookup(state)
+        self._lookups.drop(state)
         self._shared_loads.end(state)
         self._budgets.finish(state)
         self.local_cache.leave_no_worse(state, block_ids)
@@ -546,7 +438,7 @@ class Scheduler:
         reset."""
         self._root = RESET_TAG + os.urandom(16)
         for req_id, state in self.states.items():
-            self._drop_lookup(state)
+            self._lookups.drop(state)
             if state.load is not None:
                 self._cancelled_loads.add(req_id)
         # vLLM empties its own prefix cache only when no block is held.
@@ -558,14 +450,7 @@ class Scheduler:
 
     def counters(self):
         stats = self.library.cg.get_stats().as_dict()
-        # A look-up that is skipped says nothing: the store does not answer, which is known from errors, or others were
-        # first.
-        n_answers, n_errors = stats["lookups"] - stats["lookups_skipped"], stats["lookup_errors"]
-        if n_errors > self._counted[1]:
-            self.outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")
-        elif n_answers > self._counted[0]:
-            self.outages.worked(LOOKUPS)
-        self._counted = n_answers, n_errors
+        self._lookups.note_errors(stats)
         stats.pop("staging_bytes")
         budgets = {"budget_met": self._budgets.n_met, "budget_missed": self._budgets.n_missed}
         own = {**budgets, "loads_shared": self._shared_loads.n_waiting}
@@ -579,6 +464,6 @@ class Scheduler:
 
     def close(self):
         for state in self.states.values():
-            self._drop_lookup(state)
+            self._lookups.drop(state)
         self.states = {}
         self.library.close()
