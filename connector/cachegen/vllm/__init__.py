@@ -2,9 +2,9 @@
 
 Read connector.py first: every call of vLLM arrives there. From the top down: connector, then scheduler and worker (the
 two sides, which live in different processes). Of the scheduler's side are new_request, request_state, request_key,
-local_cache, provenance, lookups, arrivals, deferrals, shared_loads, budgets, after_load, prefill, saves and admission;
-of the worker's side are kv_layout and gpu. Both stand on library, ranks, model_key, messages, adapters, metrics,
-versions and guard.
+local_cache, provenance, lookups, arrivals, deferrals, shared_loads, budgets, after_load, prefill, saves, admission and
+scheduler_output; of the worker's side are kv_layout and gpu. Both stand on library, ranks, model_key, messages,
+adapters, metrics, versions and guard.
 """
 
 import contextlib

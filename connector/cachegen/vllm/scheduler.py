@@ -28,10 +28,11 @@ from cachegen.vllm.lookups import Lookups
 from cachegen.vllm.messages import LoadPlan, Metadata
 from cachegen.vllm.metrics import OWN_COUNTERS, Observed
 from cachegen.vllm.new_request import new_request, salt_of
-from cachegen.vllm.prefill import SAMPLE_MIN_TOKENS
+from cachegen.vllm.prefill import queued, sample
 from cachegen.vllm.request_key import PREFIX, extra_key
 from cachegen.vllm.request_state import RequestState
 from cachegen.vllm.saves import SavePlanner, n_blocks
+from cachegen.vllm.scheduler_output import new_blocks, preempted, scheduled
 from cachegen.vllm.shared_loads import SharedLoads
 
 NO_MATCH = (0, False)  # to vLLM: nothing to load
@@ -45,20 +46,6 @@ RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys 
 def _is_outdated(key, number, identity):
     """Whether key, as a Check has it, says of the adapter of a number that it has another content than identity."""
     return key is not None and key[0] == number and key[1] != identity
-
-
-def _new_blocks(scheduler_output, block_tokens):
-    """Blocks that vLLM has given to requests for this step, and to nobody before it. What a request has computed
-    already, or another one for it, keeps its content."""
-    new = set()
-    for request in scheduler_output.scheduled_new_reqs:
-        new.update(request.block_ids[0][request.num_computed_tokens // block_tokens :])
-    cached = scheduler_output.scheduled_cached_reqs
-    for req_id, n_computed, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
-        # Resumed ones tell all blocks that they have.
-        n_kept = n_computed // block_tokens if req_id in cached.resumed_req_ids else 0
-        new.update(blocks[0][n_kept:] if blocks else ())
-    return new
 
 
 class Scheduler:
@@ -229,86 +216,56 @@ class Scheduler:
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
         self.local_cache.skip_refused()
-        self._budgets.begin_step(scheduler_output.total_num_scheduled_tokens)
-        now_ns = time.monotonic_ns()
+        now_ns, n_tokens = time.monotonic_ns(), scheduler_output.total_num_scheduled_tokens
+        self._budgets.begin_step(n_tokens)
         for plan in metadata.loads:
             if (state := self.states.get(plan.req_id)) is not None:
                 self._observed.note("load_wait_seconds", (now_ns - state.answered_ns) / 1e9)
         metadata.asked_tokens = self._lookups.asked_tokens(self.states.values())
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
-        metadata.is_recomputing = self._plan_saves(scheduler_output, metadata)
+        # vLLM may give out the last step's tokens only after this step, so that a wait in it would hold them up.
+        metadata.is_idle, self._had_nothing = self._had_nothing and n_tokens == 0, n_tokens == 0
+        metadata.is_recomputing = self._plan_requests(scheduler_output, metadata)
+        metadata.prefill_tokens, metadata.prefill_pairs = sample(scheduler_output, self.states)
         self._count_queue(metadata)
-        metadata.overwritten = loaded_blocks | _new_blocks(scheduler_output, self.library.block_tokens)
+        metadata.overwritten = loaded_blocks | new_blocks(scheduler_output, self.library.block_tokens)
 
-    def _plan_saves(self, scheduler_output, metadata):
-        """Whether a request computes anew, in its blocks, what it had: what vLLM makes of a load that failed."""
+    def _plan_requests(self, scheduler_output, metadata):
+        """Plans what the step saves, and notes how far requests are and what their new blocks hold. Returns whether one
+        computes anew, in its blocks, what it had: what vLLM makes of a load that failed."""
         is_recomputing = False
-        for req_id in getattr(scheduler_output, "preempted_req_ids", None) or ():
+        for req_id in preempted(scheduler_output):
             if (state := self.states.get(req_id)) is not None:
                 state.computed_tokens = 0
-        n_prefill = n_pairs = 0
-        n_total = scheduler_output.total_num_scheduled_tokens
-        # vLLM may give out the last step's tokens only after this step, so that a wait in it would hold them up.
-        metadata.is_idle, self._had_nothing = self._had_nothing and n_total == 0, n_total == 0
-        cached = scheduler_output.scheduled_cached_reqs
-        new = ((r.req_id, r.num_computed_tokens, None) for r in scheduler_output.scheduled_new_reqs)
-        old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids)
-        for req_id, n_computed, new_blocks in (*new, *old):
+        for req_id, n_computed, blocks in scheduled(scheduler_output):
             state = self.states.get(req_id)
             if state is None:
-                self.local_cache.allocate(new_blocks[0] if new_blocks else (), None)
+                self.local_cache.allocate(blocks[0] if blocks else (), None)
                 continue
             is_recomputing |= n_computed < state.computed_tokens
             state.computed_tokens = n_computed
-            if n_computed < len(state.tokens):
-                n = scheduler_output.num_scheduled_tokens[req_id]
-                n_prefill += n
-                n_pairs += n * n_computed + n * n // 2
-            self._plan_request(state, req_id, n_computed, new_blocks, scheduler_output, metadata)
-        # Decoding takes a part of the step's time, too: only steps that hardly decode are
-        # samples.
-        if n_prefill >= SAMPLE_MIN_TOKENS and n_prefill >= 0.9 * n_total:
-            metadata.prefill_tokens, metadata.prefill_pairs = n_prefill, n_pairs
+            self._plan_request(state, req_id, n_computed, blocks, scheduler_output, metadata)
         return is_recomputing
 
     @guarded(nothing)
     def _count_queue(self, metadata):
-        """What the engine is to compute, for the library on both sides. What look-ups leave it counts itself until they
-        are polled; so are those that vLLM did not ask for in this step."""
-        n_tokens = n_pairs = 0
+        """For the library on both sides, with what look-ups have found that vLLM did not ask for in this step."""
         self._lookups.take_answers(self.states.values())
-        for state in self.states.values():
-            first, end = self._first_to_compute(state), state.prompt_tokens
-            if first < end:
-                n_tokens += end - first
-                n_pairs += (end - first) * (first + end) // 2
+        n_tokens, n_pairs = queued(self.states.values(), self._lookups)
         metadata.queued_tokens, metadata.queued_pairs = n_tokens, n_pairs
         self.library.cg.report_queue(n_tokens, n_pairs)
 
-    def _first_to_compute(self, state):
-        if state.has_begun:
-            return state.computed_tokens
-        if state.loaded is not None:
-            return state.loaded.loaded_tokens
-        if state.load is not None:
-            return state.load.to_token
-        if state.allocated:
-            return state.prompt_tokens  # another connector loads it: else it had begun
-        if not state.failed and (state.lookup is not None or state.adapter is not None):
-            return state.prompt_tokens  # not known yet
-        n_hit = self._lookups.usable_tokens(state) if state.hit_tokens and not state.failed else 0
-        return max(state.local_tokens, n_hit)
-
-    def _give_request_up(self, state, _req_id, _n_computed, new_blocks, *_arguments):
+    def _give_request_up(self, state, _req_id, _n_computed, blocks, *_arguments):
         state.saved_last = True
-        self.local_cache.adapter_blocks.mark(new_blocks[0] if new_blocks else (), None)
+        self.local_cache.adapter_blocks.mark(blocks[0] if blocks else (), None)
 
     @guarded(_give_request_up)
-    def _plan_request(self, state, req_id, n_computed, new_blocks, scheduler_output, metadata):
+    def _plan_request(self, state, req_id, n_computed, blocks, scheduler_output, metadata):
+        """blocks: new ones, as scheduled() has them."""
         if not state.has_begun:
             self._begin(state, scheduler_output.kv_connector_block_state.get_block_ids(req_id)[0], n_computed)
-        elif new_blocks:
-            self.local_cache.grow(state, new_blocks[0])
+        elif blocks:
+            self.local_cache.grow(state, blocks[0])
         n_after = n_computed + scheduler_output.num_scheduled_tokens[req_id]
         if n_after >= len(state.tokens):
             self._budgets.complete(state)
