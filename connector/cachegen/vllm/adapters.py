@@ -40,6 +40,11 @@ class Check:
     key: tuple[int, str] | None = None
 
 
+def is_outdated(key, number, identity):
+    """Whether key, as a Check has it, says of the adapter of a number that it has another content than identity."""
+    return key is not None and key[0] == number and key[1] != identity
+
+
 @dataclass
 class _Asked:
     checks: list = field(default_factory=list)
@@ -144,7 +149,7 @@ class AdapterBlocks:
         """vLLM has read the adapter of this number, and its content is now this one (None: not known yet). When it was
         read is not known: no block that it has computed with another content is sure to be of that."""
         for block, key in list(self._keys.items()):
-            if key[0] == number and key[1] != identity:
+            if is_outdated(key, number, identity):
                 del self._keys[block]
 
     def others(self, block_ids, key):

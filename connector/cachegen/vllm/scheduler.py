@@ -19,7 +19,7 @@ import os
 import time
 
 from cachegen import abi
-from cachegen.vllm.adapters import AskedAdapters
+from cachegen.vllm.adapters import AskedAdapters, is_outdated
 from cachegen.vllm.budgets import Budgets
 from cachegen.vllm.deferrals import Deferrals
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
@@ -41,11 +41,6 @@ OTHER_PROFILE = "other profile"  # a kind of outage
 NOT_STORED = "this engine does not store the prompt to its end"
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
-
-
-def _is_outdated(key, number, identity):
-    """Whether key, as a Check has it, says of the adapter of a number that it has another content than identity."""
-    return key is not None and key[0] == number and key[1] != identity
 
 
 class Scheduler:
@@ -315,9 +310,9 @@ class Scheduler:
             self.local_cache.adapter_blocks.doubt(number, identity)
             for state in self.states.values():
                 check = state.adapter
-                if check is not None and _is_outdated(check.key, number, identity):  # answered, and not yet fetched
+                if check is not None and is_outdated(check.key, number, identity):  # answered, and not yet fetched
                     check.key = None
-                if _is_outdated(state.adapter_key, number, identity):
+                if is_outdated(state.adapter_key, number, identity):
                     state.extra, state.adapter_key, state.saved_last = None, None, True
                     self._lookups.drop(state)  # it may wait for blocks: what was found is of the other content
 

@@ -17,7 +17,7 @@ Surprises:
 import time
 
 from cachegen import abi
-from cachegen.vllm.adapters import HeldAdapters
+from cachegen.vllm.adapters import HeldAdapters, is_outdated
 from cachegen.vllm.gpu import GpuSteps, HostSteps
 from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
@@ -246,8 +246,7 @@ class Worker:
         self._report.taken += taken
         n_bad = len(self._bad_blocks)
         for req_id, (plan, held) in list(self._adapted_loads.items()):
-            number, identity = plan.adapter
-            if all(found == identity for other, _, found in taken if other == number):
+            if not any(is_outdated(plan.adapter, number, identity) for number, _, identity in taken):
                 continue
             del self._adapted_loads[req_id]
             if req_id in self.loads:
