@@ -310,13 +310,14 @@ class Connector:
     def lookup_free(self, lookup):
         self._c.cachegen_lookup_free(lookup)
 
-    def forget_failed(self, plan, status, bytes_read, failed_token, failed_levels, failed_worst_level):
+    def forget_failed(self, plan, load):
+        """load: as report_load() has it."""
         progress = Progress(
-            status=status,
-            bytes_read=bytes_read,
-            failed_token=failed_token,
-            failed_levels=failed_levels,
-            failed_worst_level=failed_worst_level,
+            status=load.status,
+            bytes_read=load.bytes_read,
+            failed_token=load.failed_token,
+            failed_levels=load.failed_levels,
+            failed_worst_level=load.failed_worst_level,
         )
         self._check(self._c.cachegen_forget_failed(self._handle, plan, len(plan), byref(progress)))
 

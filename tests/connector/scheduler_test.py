@@ -71,8 +71,8 @@ class Store:
     def report_queue(self, *queued):
         self.queued = queued
 
-    def forget_failed(self, *what):
-        self.forgotten.append(what)
+    def forget_failed(self, plan, load):
+        self.forgotten.append((plan, load))
 
 
 class Library:
@@ -1613,13 +1613,30 @@ class FailureTest(unittest.TestCase):
                     made.take_report(WorkerReport(loads={"r": LoadReport(64, 0)}, prefills=[(64, 2048, 1)]))
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))
 
+    def connector(self, **functions):
+        cg = abi.Connector.__new__(abi.Connector)
+        cg._handle, cg._c = ctypes.c_void_p(), types.SimpleNamespace(**functions)
+        return cg
+
+    def test_the_library_is_told_what_ended_a_load(self):
+        told = []
+
+        def forget_failed(_handle, plan, n_bytes, progress):
+            told.append((plan, n_bytes, progress._obj))
+            return abi.OK
+
+        failed = {"status": 24, "failed_token": 128, "failed_levels": 1 << 2, "failed_worst_level": 3}
+        self.connector(cachegen_forget_failed=forget_failed).forget_failed(
+            b"plan", LoadReport(128, 2, bytes_read=7, **failed)
+        )
+        ((plan, n_bytes, progress),) = told
+        self.assertEqual((plan, n_bytes, progress.bytes_read), (b"plan", 4, 7))
+        self.assertEqual({name: getattr(progress, name) for name in failed}, failed)
+
     def test_the_library_is_told_which_levels_a_load_had(self):
         told = []
-        cg = abi.Connector.__new__(abi.Connector)
-        cg._handle = ctypes.c_void_p()
-        cg._c = types.SimpleNamespace(
-            cachegen_report_load=lambda _handle, from_token, progress: told.append((from_token, progress._obj)),
-            cachegen_close=lambda _handle: None,
+        cg = self.connector(
+            cachegen_report_load=lambda _handle, from_token, progress: told.append((from_token, progress._obj))
         )
         cg.report_load(64, LoadReport(320, 2, decode_ns=5, copy_ns=3, levels=bytes([0, 1, 1, 0])))
         ((from_token, progress),) = told
@@ -1741,8 +1758,9 @@ class ReportTest(unittest.TestCase):
         made.matched_tokens(request(), 0)
         made.update_after_alloc(request(), blocks(13), 192)
         failed = {"status": 24, "failed_token": 128, "failed_levels": 1 << 2, "failed_worst_level": 3}
-        made.take_report(WorkerReport(loads={"r": LoadReport(128, 2, bytes_read=7, **failed)}))
-        self.assertEqual(made.library.cg.forgotten, [(b"plan", 24, 7, 128, 1 << 2, 3)])
+        load = LoadReport(128, 2, bytes_read=7, **failed)
+        made.take_report(WorkerReport(loads={"r": load}))
+        self.assertEqual(made.library.cg.forgotten, [(b"plan", load)])
 
     def test_a_worker_that_is_off_is_asked_for_nothing(self):
         made = scheduler(Store(hit=192))

@@ -168,13 +168,16 @@ class CachegenConnector(KVConnectorBase_V1):
     def _side(self):
         return self.scheduler or self.worker
 
+    @property
+    def _is_open(self):
+        return self._side is not None and self._side.library is not None
+
     @guarded(nothing)
     def get_kv_connector_stats(self):
         """Stats; None: nothing has changed."""
-        is_open = self._side is not None and self._side.library is not None
         stats = None
         self._increments.repeat()
-        if is_open:
+        if self._is_open:
             stats = self._increments.since_last(self._side.counters())
             measures = self._side.gauges(), self._side.take_observed()
             stats = self._increments.with_measures(stats, self._side_name(), *measures)
@@ -206,6 +209,6 @@ class CachegenConnector(KVConnectorBase_V1):
 
     @guarded(nothing)
     def shutdown(self):
-        if self._side is not None and self._side.library is not None:
+        if self._is_open:
             self._side.close()
         self.scheduler = None

@@ -4,7 +4,7 @@ Down, once a step: Metadata, with the loads to start and the parts of prompts to
 """
 
 import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -84,23 +84,16 @@ class LoadReport:
         worse. Times and bytes are the slower one's, what ended the load the shorter one's."""
         short = min(self, other, key=lambda report: report.loaded_tokens)
         slow = max(self, other, key=lambda report: report.total_ns)
-        return LoadReport(
-            short.loaded_tokens,
-            max(self.worst_level, other.worst_level),
-            slow.bytes_read,
-            slow.read_ns,
-            slow.decode_ns,
-            slow.copy_ns,
-            slow.total_ns,
-            short.status,
-            short.failed_token,
-            short.failed_levels,
-            short.failed_worst_level,
-            bytes(map(max, self.levels, other.levels)),
-            max(self.predicted_kl, other.predicted_kl),
-            slow.bytes_dropped,
-            slow.bytes_from_memory,
-            slow.memory_ns,
+        return replace(
+            slow,
+            loaded_tokens=short.loaded_tokens,
+            worst_level=max(self.worst_level, other.worst_level),
+            status=short.status,
+            failed_token=short.failed_token,
+            failed_levels=short.failed_levels,
+            failed_worst_level=short.failed_worst_level,
+            levels=bytes(map(max, self.levels, other.levels)),
+            predicted_kl=max(self.predicted_kl, other.predicted_kl),
         )
 
 

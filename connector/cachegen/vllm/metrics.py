@@ -39,6 +39,15 @@ HISTOGRAMS = {
 }
 
 
+def all_counters(stats, **own):
+    """A side's counters by name. stats: the library's (abi.Stats.as_dict()), of which some are gauges; own: those of
+    OWN_COUNTERS that the side counts."""
+    counters = {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
+    for name in GAUGE_TEXTS:
+        counters.pop(name, None)
+    return counters
+
+
 class Stats(KVConnectorStats):
     """Increments of the library's counters and of OWN_COUNTERS since the last report, the newest throughput_bps, STATE
     and GAUGES, and what was OBSERVED."""
@@ -145,9 +154,7 @@ class PromMetrics(KVConnectorPromMetrics):
         self.failures = Failures()
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
-        for counter in (*abi.Stats().as_dict(), *OWN_COUNTERS):
-            if counter in GAUGE_TEXTS:
-                continue
+        for counter in all_counters(abi.Stats().as_dict()):
             name, level = (counter[:-3], counter[-1]) if counter[-3:-1] == "_l" else (counter, None)
             factor = 1
             if name.endswith("_ns"):

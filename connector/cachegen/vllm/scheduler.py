@@ -26,7 +26,7 @@ from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.local_cache import LocalCache
 from cachegen.vllm.lookups import Lookups
 from cachegen.vllm.messages import LoadPlan, Metadata
-from cachegen.vllm.metrics import OWN_COUNTERS, Observed
+from cachegen.vllm.metrics import Observed, all_counters
 from cachegen.vllm.new_request import new_request, salt_of
 from cachegen.vllm.prefill import queued, sample
 from cachegen.vllm.request_key import PREFIX, extra_key
@@ -353,14 +353,7 @@ class Scheduler:
         cg.report_load(plan.from_token, load)
         if load.loaded_tokens < plan.to_token and plan.plan:
             with contextlib.suppress(abi.CachegenError):  # bytes that are no plan
-                cg.forget_failed(
-                    plan.plan,
-                    load.status,
-                    load.bytes_read,
-                    load.failed_token,
-                    load.failed_levels,
-                    load.failed_worst_level,
-                )
+                cg.forget_failed(plan.plan, load)
 
     @guarded(nothing)
     def _tell_prefill(self, n_tokens, n_pairs, duration_ns):
@@ -403,10 +396,12 @@ class Scheduler:
     def counters(self):
         stats = self.library.cg.get_stats().as_dict()
         self._lookups.note_errors(stats)
-        stats.pop("staging_bytes")
-        budgets = {"budget_met": self._budgets.n_met, "budget_missed": self._budgets.n_missed}
-        own = {**budgets, "loads_shared": self._shared_loads.n_waiting}
-        return {**stats, **dict.fromkeys(OWN_COUNTERS, 0), **own}
+        return all_counters(
+            stats,
+            budget_met=self._budgets.n_met,
+            budget_missed=self._budgets.n_missed,
+            loads_shared=self._shared_loads.n_waiting,
+        )
 
     def gauges(self):
         return {"lookups_running": sum(state.lookup is not None for state in self.states.values())}

@@ -23,7 +23,7 @@ from cachegen.vllm.guard import Outages, guarded, logger, nothing
 from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
-from cachegen.vllm.metrics import OWN_COUNTERS
+from cachegen.vllm.metrics import all_counters
 from cachegen.vllm.versions import refusal
 
 # Kinds of outages.
@@ -51,6 +51,11 @@ def _is_alone():
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     return not has_kv_transfer_group() or type(get_kv_transfer_group()).__module__.split(".")[0] == "cachegen"
+
+
+def _void(plan):
+    """The report of a load of which nothing is to be used."""
+    return LoadReport(plan.from_token, 0)
 
 
 class Worker:
@@ -326,7 +331,7 @@ class Worker:
         self._give_up_adapted()
         failed, self._failed_loads = self._failed_loads, []
         for plan in failed:
-            self._end_load(plan, LoadReport(plan.from_token, 0))
+            self._end_load(plan, _void(plan))
             finished.add(plan.req_id)
         self._poll_loads(finished_req_ids, finished)
         # vLLM asks again at once, in a busy loop that takes the CPU from our decoding threads.
@@ -351,7 +356,7 @@ class Worker:
             if report is not None:
                 if is_void:
                     self._void_loads.discard(req_id)
-                    report = LoadReport(plan.from_token, 0)
+                    report = _void(plan)
                 del self.loads[req_id]
                 self._end_load(plan, report)
                 finished.add(req_id)
@@ -367,7 +372,7 @@ class Worker:
             self._void_loads.add(plan.req_id)
             return None
         self.library.cg.load_free(load)
-        return LoadReport(plan.from_token, 0)
+        return _void(plan)
 
     @guarded(_give_load_up)
     def _poll_load(self, plan, load, is_cancelled):
@@ -478,9 +483,9 @@ class Worker:
         self.outages.failed(GPU, f"{reason}: nothing is loaded or stored any more until the engine starts anew")
 
     def counters(self):
-        counters = {**dict.fromkeys(OWN_COUNTERS, 0), **self.library.cg.get_stats().as_dict()}
-        self._staging_bytes = counters.pop("staging_bytes")
-        return {**counters, "load_ns": self._load_ns, "parts_dropped": self._n_dropped}
+        stats = self.library.cg.get_stats().as_dict()
+        self._staging_bytes = stats["staging_bytes"]
+        return all_counters(stats, load_ns=self._load_ns, parts_dropped=self._n_dropped)
 
     def gauges(self):
         """As counters() has last seen them."""
