@@ -1580,6 +1580,16 @@ class FailureTest(unittest.TestCase):
                 self.assertTrue(asked.skip_reading_prefix_cache)
                 self.assertEqual(made.matched_tokens(asked, 0), (0, False))
 
+    def test_a_part_that_fails_leaves_the_request_to_the_engine(self):
+        for what in ("_lookups._budgets", "_lookups._observed", "_deferrals._lookups"):
+            with self.subTest(what):
+                made = scheduler(Store(hit=0))
+                self.take_away(made, what)
+                with self.assertLogs("vllm.cachegen", "ERROR"):
+                    self.assertEqual(made.matched_tokens(request(), 0), (0, False))
+                made.update_after_alloc(request(), blocks(13), 0)
+                self.assertEqual(len(made.step(step_of("r", 0, 200)).saves), 1)
+
     def test_loads_reach_the_worker_whatever_else_fails_in_a_step(self):
         made = self.loading()
         made.update_after_alloc(request(), blocks(13), 192)

@@ -29,9 +29,9 @@ class LocalCache:
 
     @guarded(_refuse)
     def refuses(self, request, state):
-        """Whether a request must be asked again, for the cache has, or may have, worse KV than it demands, or KV of
-        another content of its adapter. Worse KV it recomputes, with all that it has there; KV of another content leaves
-        the cache."""
+        """Whether vLLM must ask again for a request, for which the cache has, or may have, worse KV than it demands, or
+        KV of another content of its adapter. Where KV is worse all is recomputed; KV of another content leaves the
+        cache."""
         worst = self._library.worst_level if state.options.worst_level is None else state.options.worst_level
         if not state.local_tokens or request.skip_reading_prefix_cache:
             return False

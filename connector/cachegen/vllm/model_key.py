@@ -18,10 +18,10 @@ against the one that vLLM reads from the model's own directory. In the fingerpri
 
 In a chunk's key, beside the fingerprint and the tokens: the type of the KV (fp8 rounds more than the type that the
 model computes in, which does not count then; its scales are among the weights, of which small ones are read whole), the
-root since the last reset and the tenant's salt (scheduler.py), adapter and images (request_key.py), and with each image
-what the engine makes of images (image_key()). Not in it, for they only round differently: parallelism, attention
-backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and plugins that replace a
-model's class.
+root since the last reset (scheduler.py) and the tenant's salt (new_request.py), adapter and images (request_key.py),
+and with each image what the engine makes of images (image_key()). Not in it, for they only round differently:
+parallelism, attention backends, batch sizes, compilation. Not known to it: code of a model that trusts remote code, and
+plugins that replace a model's class.
 """
 
 import contextlib

@@ -36,7 +36,7 @@ class RequestState:
     has_begun: bool = False  # scheduled since its blocks were allocated
     prompt_tokens: int = 0  # also where nothing is stored or served
     computed_tokens: int = 0  # before the last step that it was scheduled in
-    is_declined: bool = False  # the last answer to vLLM was that there is nothing to load
+    is_declined: bool = False  # when vLLM asked last there was nothing to load, also where it was told to ask again
     deferred_ns: int = 0  # when it was first put off for loads of others; 0: never
     local_tokens: int = 0  # what vLLM's own prefix cache has
     level: int = 0  # worst level of anything that the KV so far was loaded with or computed after
