@@ -17,8 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST_TEXT_BYTES = 64 << 20 };
-
 typedef struct gc {
     int root_fd;
     cg_staging staging;
@@ -74,9 +72,10 @@ static bool has_line(int root_fd, const char *path, bool (*is_it)(void *user, co
     if (fd < 0)
         return errno != ENOENT;
     /* A longer one could be a single line, for which getline() would take as much memory. */
-    FILE *in = fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) && attr.st_size <= MOST_TEXT_BYTES
-                   ? fdopen(fd, "r")
-                   : NULL;
+    FILE *in =
+        fstat(fd, &attr) == 0 && S_ISREG(attr.st_mode) && attr.st_size <= CG_TREE_MOST_TEXT_BYTES
+            ? fdopen(fd, "r")
+            : NULL;
     if (in == NULL) {
         close(fd);
         return true;

@@ -88,7 +88,7 @@ cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const c
                    ? CG_OK
                    : cg_status_from_errno(errno);
     ssize_t n = fstat(fd, &attr) != 0 ? -1 : S_ISREG(attr.st_mode) ? 1 : 0;
-    for (size_t left = CG_MARKS_JSON_BYTES; status == CG_OK && n > 0 && left > 0;
+    for (size_t left = CG_TREE_MOST_TEXT_BYTES; status == CG_OK && n > 0 && left > 0;
          left -= (size_t)n) {
         n = read(fd, piece, left < sizeof piece ? left : sizeof piece);
         for (ssize_t i = 0; status == CG_OK && i < n; i++)

@@ -15,9 +15,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* No context.json is read further: one of all the chunks that a context can have is smaller. */
-enum { CG_MARKS_JSON_BYTES = 64 << 20 };
-
 typedef struct cg_mark {
     uint32_t model; /* index in cg_survey.models */
     uint8_t levels; /* bit n: level n */

@@ -1,4 +1,4 @@
-/* iouring/store_internal.h - a store's insides, for the files store*.c.
+/* iouring/store_internal.h - a store's insides, for the files store*.c and context_*.c.
  *
  * Threads: as iouring/store.h.
  */

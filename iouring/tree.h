@@ -37,6 +37,10 @@ enum {
 
 #define CG_TREE_QUARANTINE "quarantine"
 
+/* No text of a store is read further (context.json, model.json, profiles/default, the quarantine's
+ * list): a context.json of all the chunks that a context can have is smaller. */
+enum { CG_TREE_MOST_TEXT_BYTES = 64 << 20 };
+
 typedef enum cg_tree_kind {
     CG_TREE_ORDINARY = 0, /* no rule speaks of it */
     CG_TREE_OBJECT_CHUNK = 1,

@@ -717,7 +717,7 @@ TEST_F(SpaceTest, OfAContextJsonOnlySoMuchIsRead)
     cg_key_to_hex(&chunk.header.key, hex);
     const std::string key = std::string("\"") + hex + "\"";
     for (const bool is_behind : {false, true}) {
-        const off_t at = CG_MARKS_JSON_BYTES - (is_behind ? 1 : static_cast<off_t>(key.size()));
+        const off_t at = CG_TREE_MOST_TEXT_BYTES - (is_behind ? 1 : static_cast<off_t>(key.size()));
         cg_survey survey;
         dir.write("m/contexts/c/context.json", cg_test::Bytes());
         const int fd = openat(dir.fd, "m/contexts/c/context.json", O_WRONLY | O_CLOEXEC);
