@@ -5,6 +5,7 @@
 #include "codec/analysis.h"
 
 #include "codec/bf16.h"
+#include "codec/profile_floats.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -4,6 +4,7 @@
 
 #include "codec/analysis.h"
 #include "codec/profile_data.h"
+#include "codec/profile_finite.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -125,16 +125,6 @@ cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p);
  * ends in front of the checksum. */
 cg_status cg_profile_read_head(cg_cursor *in, cg_profile *p);
 
-/* Reads a basis of version 1 anew, as the file has it, into the caller's rows->rows and
- * rows->scale, and sets rows->n_exact. */
-cg_status cg_profile_read_rows(const cg_profile *p, const cg_group *group, unsigned plane,
-                               cg_basis_rows *rows);
-
-/* Whether all decoded elements are finite, if each lies at most most_sum steps of its channel away
- * from the channel's mean, or from its anchor. */
-bool cg_profile_stays_finite(const cg_profile *p, const cg_group *group, unsigned matrix,
-                             double most_sum);
-
 /* Planes of a matrix. */
 static inline uint32_t cg_profile_matrix_planes(const cg_profile *p)
 {
