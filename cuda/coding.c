@@ -1,23 +1,16 @@
 /* Which levels of a task are coded with what of a profile's blob, and where in memory. */
 #include "cuda/coding.h"
 
+#include "codec/arena.h"
 #include "codec/block_order.h"
 #include "codec/symbols.h"
 #include "cuda/profile_blob.h"
 
 #include <string.h>
 
-/* Cuts pieces off memory of both kinds; with NULL they are only added up. */
-typedef struct cut {
-    uint8_t *memory;
-    size_t used_bytes;
-} cut;
-
-static void *take(cut *c, size_t n_bytes)
+static void *take(cg_arena *arena, size_t n_bytes)
 {
-    void *piece = c->memory != NULL ? c->memory + c->used_bytes : NULL;
-    c->used_bytes += cg_padded(n_bytes, CG_CUDA_ALIGN);
-    return piece;
+    return cg_arena_take_aligned(arena, n_bytes, CG_CUDA_ALIGN);
 }
 
 /* A row that takes all it may is coded where a row's words are still free. So each strip has those
@@ -27,7 +20,8 @@ static uint32_t strip_words(uint32_t n_rows)
     return CG_RANS_LANES * n_rows + CG_CUDA_ROW_WORDS;
 }
 
-static void place_level(cut *scratch, cut *out, uint32_t n_rows, cg_cuda_coded_level *level)
+static void place_level(cg_arena *scratch, cg_arena *out, uint32_t n_rows,
+                        cg_cuda_coded_level *level)
 {
     const size_t n = level->n_strips;
     level->n_streams_dev = take(scratch, sizeof *level->n_streams_dev);
@@ -57,7 +51,7 @@ void cg_cuda_coding_bound(const cg_cuda_profile *laid, uint32_t n_tokens, size_t
 {
     *scratch_bytes_out = *out_bytes_out = 0;
     for (uint32_t basis = 0; basis < cg_profile_n_bases(laid->profile); basis++) {
-        cut scratch = {0}, out = {0};
+        cg_arena scratch = {0}, out = {0};
         for (unsigned level = CG_L1; level < CG_N_LEVELS; level++) {
             const cg_cuda_matrix *m = &laid->matrices[basis];
             cg_cuda_coded_level most = {.n_strips = (uint32_t)larger(strips_of(m, level, false)->n,
@@ -94,7 +88,8 @@ static void fill_runs(const cg_block_order *order, cg_cuda_coding *c)
     }
 }
 
-static void add_level(cg_cuda_coding *c, const cg_cuda_strips *strips, cut *scratch, cut *out)
+static void add_level(cg_cuda_coding *c, const cg_cuda_strips *strips, cg_arena *scratch,
+                      cg_arena *out)
 {
     cg_cuda_coded_level *level = &c->levels[c->n_levels];
     *level = (cg_cuda_coded_level){.strips_at = strips->at,
@@ -118,7 +113,7 @@ cg_status cg_cuda_coding_of(const cg_cuda_profile *laid, const cg_projection *wh
     const uint32_t matrix = what->basis % p->n_matrices;
     const cg_group *group = &p->groups[what->basis / p->n_matrices];
     const cg_cuda_matrix *m = &laid->matrices[what->basis];
-    cut scratch = {memory->scratch_dev, 0}, host = {memory->out, 0};
+    cg_arena scratch = {memory->scratch_dev, 0}, host = {memory->out, 0};
     *out = (cg_cuda_coding){.blob_dev = memory->blob_dev,
                             .cells_dev = memory->cells_dev,
                             .classes_at = laid->classes_at,

@@ -1,6 +1,8 @@
 /* A device's life: what it takes of the GPU, and how it gives that back. */
 #include "cuda/device_state.h"
 
+#include "codec/arena.h"
+#include "codec/cursor.h"
 #include "codec/profile_data.h"
 
 #include <stdio.h>
@@ -8,17 +10,9 @@
 
 enum { MARGIN_BYTES = 1 << 20 }; /* of a chunk's file beyond its K and V: header, tables */
 
-/* Cuts pieces off one piece of memory; with base NULL it only adds up. */
-typedef struct cut {
-    uint8_t *base;
-    size_t used_bytes;
-} cut;
-
-static void *take(cut *c, size_t n_bytes)
+static void *take(cg_arena *arena, size_t n_bytes)
 {
-    void *piece = c->base != NULL ? c->base + c->used_bytes : NULL;
-    c->used_bytes += (n_bytes + CG_CUDA_ALIGN - 1) / CG_CUDA_ALIGN * CG_CUDA_ALIGN;
-    return piece;
+    return cg_arena_take_aligned(arena, n_bytes, CG_CUDA_ALIGN);
 }
 
 static size_t whole_pages(size_t n_bytes)
@@ -26,10 +20,9 @@ static size_t whole_pages(size_t n_bytes)
     return (n_bytes + 4095) / 4096 * 4096;
 }
 
-static void lay_out(cg_device *d, cut *pinned, cut *dev)
+static void lay_out(cg_device *d, cg_arena *pinned, cg_arena *dev)
 {
-    const size_t table_bytes =
-        (d->table_entries * sizeof(int64_t) + CG_CUDA_ALIGN - 1) / CG_CUDA_ALIGN * CG_CUDA_ALIGN;
+    const size_t table_bytes = cg_padded(d->table_entries * sizeof(int64_t), CG_CUDA_ALIGN);
     /* Pages first: each is a whole number of them. */
     for (uint32_t i = 0; i < d->config.n_slots; i++)
         d->slots[i].memory = take(pinned, d->memory_bytes);
@@ -162,14 +155,14 @@ static int allocate(cg_device *d, size_t pinned_bytes, size_t dev_bytes)
 static cg_status take_memory(cg_device *d, char *reason_out, size_t reason_bytes)
 {
     const cg_cuda_calls *calls = d->calls;
-    cut pinned = {0}, dev = {0};
+    cg_arena pinned = {0}, dev = {0};
     int error;
     /* Twice: to add up, and to cut what was allocated. */
     lay_out(d, &pinned, &dev);
     if ((error = allocate(d, pinned.used_bytes, dev.used_bytes)) != 0 && d->n_projectors > 0) {
         calls->get_last_error();
         d->n_projectors = 0;
-        pinned = dev = (cut){0};
+        pinned = dev = (cg_arena){0};
         lay_out(d, &pinned, &dev);
         error = allocate(d, pinned.used_bytes, dev.used_bytes);
     }
@@ -180,8 +173,8 @@ static cg_status take_memory(cg_device *d, char *reason_out, size_t reason_bytes
         calls->get_last_error();
         return CG_ERR_DEVICE;
     }
-    pinned = (cut){d->pinned, 0};
-    dev = (cut){d->memory_dev, 0};
+    pinned = (cg_arena){d->pinned, 0};
+    dev = (cg_arena){d->memory_dev, 0};
     lay_out(d, &pinned, &dev);
     return CG_OK;
 }
