@@ -5,8 +5,7 @@
  * them strict. fusefs/SEMANTICS.md says for each operation what a user sees.
  *
  * fusefs/ops.c puts these functions behind the kernel. tests/fusefs/core_test.cc calls them
- * directly. They are written in start.c (cg_fs_new, cg_fs_free), directories.c and moves.c (names),
- * attributes.c, files.c (open, create, release) and contents.c (read, write and the like).
+ * directly. Each section below names the file in which its functions are written.
  *
  * Every function returns 0 or an errno value, unless it says otherwise. An entry that comes out of
  * a function holds one look-up of its node, as FUSE's entries do; cg_fs_forget() gives it back.
@@ -112,35 +111,18 @@ enum {
     CG_SET_MTIME = 32,
 };
 
+/* --- beginning and end, and what goes on in between: start.c --- */
+
 /* ENOENT, ENOTDIR ...: the store cannot be opened. ENOTSUP: it uses access control lists. Removes
  * files that were being written when their daemon was killed. */
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out);
 /* Releases files and directories that are still open, and discards files that never became valid.
  * NULL is fine. */
 void cg_fs_free(cg_fs *fs);
-cg_fs_node *cg_fs_root(cg_fs *fs);
-cg_nodes *cg_fs_nodes(cg_fs *fs);
-cg_metrics *cg_fs_metrics(cg_fs *fs);
-int cg_fs_root_fd(const cg_fs *fs);
-/* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
- * take long. */
-void cg_fs_adopt_tree(cg_fs *fs);
 /* Tends the store until cg_fs_stop(): beats, so that other daemons know that we live; runs
  * cg_fs_adopt_tree() once; then makes room whenever the store comes near its quota. For a thread of
  * its own. */
 void cg_fs_keep(cg_fs *fs);
-/* Reads all chunks and profiles once a day (fusefs/scrub.h), at the configured rate, and repairs
- * what is damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it
- * returns at once. */
-void cg_fs_scrub(cg_fs *fs);
-/* Discards files that never became valid, until cg_fs_stop(). For a thread of its own: without it
- * cg_fs_release() and cg_fs_forget() do so themselves, and may have to wait for the store. */
-void cg_fs_discard(cg_fs *fs);
-/* The rest of what comes after last closes (fusefs/closed.h), until cg_fs_stop(). For threads of
- * their own, of the first any number: without them cg_fs_release() does it itself. */
-void cg_fs_end_closed(cg_fs *fs);
-void cg_fs_adopt_closed(cg_fs *fs);
-
 /* Looks at the root for cg_fs_getattr_root(), until cg_fs_stop(). For a thread of its own. */
 void cg_fs_look_at_root(cg_fs *fs);
 
@@ -153,13 +135,6 @@ int cg_fs_watch_begin(cg_fs *fs, const cg_fs_kernel *kernel);
 /* Whether the kernel is told of changes, so that it may trust what it remembers for
  * CG_FS_TRUST_SECONDS, and what is lasting for CG_FS_LASTING_SECONDS. */
 bool cg_fs_is_watched(const cg_fs *fs);
-/* Whether that is so of this file. What is mounted from elsewhere, and subvolumes, are not
- * watched. */
-bool cg_fs_is_watched_file(const cg_fs *fs, const cg_fs_node *node);
-/* Whether the file is a folder or is published. Then the watch tells of every change of its
- * attributes but times of access. (An ordinary file can change by a mapping, of which the watch
- * does not tell.) */
-bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node);
 enum { CG_FS_TRUST_SECONDS = 60, CG_FS_LASTING_SECONDS = 3600 };
 /* Whether a folder that has changed since its attributes were asked for has another time of
  * modification, however soon that was. Of kernels from 6.13 on, and when changes are watched. */
@@ -168,7 +143,35 @@ bool cg_fs_has_fine_times(const cg_fs *fs);
  * other threads, return soon. The next mount goes on where they stopped. */
 void cg_fs_stop(cg_fs *fs);
 
-/* Names. */
+/* --- what it holds: fs.c --- */
+
+cg_fs_node *cg_fs_root(cg_fs *fs);
+cg_nodes *cg_fs_nodes(cg_fs *fs);
+cg_metrics *cg_fs_metrics(cg_fs *fs);
+int cg_fs_root_fd(const cg_fs *fs);
+/* Whether this file is watched, where changes are. What is mounted from elsewhere, and subvolumes,
+ * are not. */
+bool cg_fs_is_watched_file(const cg_fs *fs, const cg_fs_node *node);
+
+/* --- jobs beside the operations: adopt.c, scrub.c, pending.c and closed.c --- */
+
+/* Contexts may have come into the store past this daemon. Makes their chunks findable by key. Can
+ * take long. */
+void cg_fs_adopt_tree(cg_fs *fs);
+/* Reads all chunks and profiles once a day (fusefs/scrub.h), at the configured rate, and repairs
+ * what is damaged (fusefs/fsck.h), until cg_fs_stop(). For a thread of its own. Without a rate it
+ * returns at once. */
+void cg_fs_scrub(cg_fs *fs);
+/* Discards files that never became valid, until cg_fs_stop(). For a thread of its own: without it
+ * cg_fs_release() and cg_fs_forget() do so themselves, and may have to wait for the store. */
+void cg_fs_discard(cg_fs *fs);
+/* The rest of what comes after last closes (fusefs/closed.h), until cg_fs_stop(). For threads of
+ * their own, of the first any number: without them cg_fs_release() does it itself. */
+void cg_fs_end_closed(cg_fs *fs);
+void cg_fs_adopt_closed(cg_fs *fs);
+
+/* --- names: directories.c; cg_fs_rename() and cg_fs_link(): moves.c --- */
+
 /* ENOENT: entry_out has may_not_be_cached only. If that is false, the kernel may remember for
  * CG_MISSING_SECONDS that the name is missing. */
 int cg_fs_lookup(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
@@ -189,7 +192,8 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
 int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *new_name,
                cg_fs_entry *entry_out);
 
-/* Attributes. */
+/* --- attributes: attributes.c --- */
+
 int cg_fs_getattr(cg_fs *fs, cg_fs_node *node, struct stat *attr_out);
 /* The same of the root, also while the store hangs (fusefs/root_stat.h). *is_old_out: they are of a
  * time before the call. */
@@ -197,6 +201,10 @@ int cg_fs_getattr_root(cg_fs *fs, struct stat *attr_out, bool *is_old_out);
 /* mask: CG_SET_...; times: attr->st_atim, st_mtim (tv_nsec may be UTIME_NOW). */
 int cg_fs_setattr(cg_fs *fs, cg_fs_node *node, const struct stat *attr, int mask,
                   struct stat *attr_out);
+/* Whether the file is a folder or is published. Then the watch tells of every change of its
+ * attributes but times of access. (An ordinary file can change by a mapping, of which the watch
+ * does not tell.) */
+bool cg_fs_is_lasting(cg_fs *fs, cg_fs_node *node);
 int cg_fs_statfs(cg_fs *fs, struct statvfs *out);
 /* As getxattr(2): *n_bytes_out is the size, also when size is 0. */
 int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size,
@@ -206,7 +214,9 @@ int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *va
                    int flags);
 int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name);
 
-/* Directories: entries by offset, as readdir(3) and seekdir(3). "." and ".." included. */
+/* --- directories: directories.c --- */
+
+/* Entries by offset, as readdir(3) and seekdir(3). "." and ".." included. */
 int cg_fs_opendir(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node,
                   cg_fs_directory **directory_out);
 /* The entry at offset; *next_out is the offset of the one after it. At the end *entry_out is NULL.
@@ -223,7 +233,8 @@ bool cg_fs_is_crowded(cg_fs *fs);
 int cg_fs_syncdir(cg_fs_directory *directory);
 void cg_fs_closedir(cg_fs_directory *directory);
 
-/* Files. */
+/* --- files: files.c opens and creates, contents.c does the rest --- */
+
 /* EEXIST, or without O_EXCL ESTALE: the name is there by now. The kernel looks it up again. */
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
@@ -249,7 +260,7 @@ int cg_fs_seek(cg_fs_file *file, off_t offset, int whence, off_t *offset_out);
  * (fusefs/strict.h). */
 int cg_fs_flush(cg_fs *fs, cg_fs_file *file);
 int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only);
-/* The last close; frees file. Discards what never became valid. */
+/* The last close; frees file. Discards what never became valid. In files.c, too. */
 void cg_fs_release(cg_fs *fs, cg_fs_file *file);
 
 #ifdef __cplusplus
