@@ -445,7 +445,7 @@ cg_status cg_analysis_ready(const cg_profile *p)
 {
     cg_analyses *all = p->analyses;
     cg_status status = CG_OK;
-    if (p->token_transform != CG_TOKENS_DCT)
+    if (all == NULL) /* with anchors */
         return CG_OK;
     pthread_mutex_lock(&all->lock);
     for (uint32_t i = 0; i < all->n_bases && !all->is_ready && status == CG_OK; i++) {

@@ -1,11 +1,16 @@
 /* codec/preset.h - what a preset is: the functions that code one lossy level of one task.
  *
  * A preset is a pair of transforms with its quantizer: klt or paper. A task is a layer group's
- * matrix (K, V, or both); levels are L1 to L3. Which preset a profile has: codec/lossy.h. A further
- * preset is a file of its own and a row in lossy.c. Its number is in profile_data.h and accepted by
- * profile_head.c, and profile_read.c reads its tables. Some places differ by preset and name
- * token_transform: where a chunk may begin, what an encoder prepares, what cgtool prints, GPU
- * kernels.
+ * matrix (K, V, or both); levels are L1 to L3. Which preset a profile has: codec/lossy.h.
+ *
+ * A further preset is a file of its own and a row in lossy.c. Its number is in profile_data.h and
+ * accepted by profile_head.c, and profile_read.c reads its tables (klt's: profile_bases.c; paper's:
+ * profile_columns.c). What else differs by preset names token_transform: where a chunk may begin
+ * (section_plan.c), whether an encoder has analyses (profile.c), what cgtool prints
+ * (cgtool_info.c), and what a GPU does (cuda/plan.c, profile_blob.c, device_open.c and coding.c).
+ * Profiles are written by connector/cachegen/profile_file.py; tests/codec/reader.py reads all of it
+ * a second time.
+ *
  * Threads: pure functions on the caller's memory and a shared profile.
  */
 #ifndef CG_CODEC_PRESET_H
