@@ -187,12 +187,7 @@ typedef struct cg_store_link {
  * what is new. A nested chunk is linked from the name of the finest level, which implies the
  * others.
  *
- * context.json, in UTF-8:
- *   {"version":1,"model":"<model>","model_fingerprint":"<32 hex>",
- *    "profile":"<32 hex>" or null,"n_tokens":N,
- *    "chunks":[{"key":"<32 hex>","first_position":P,"n_tokens":n,"levels":["L0","L2"]}, ...]}
- * The chunks are in order, without gaps from position 0 to n_tokens. Chunk i at level l is l/<i as
- * 5 digits>.kv. profile is null when only L0 is linked.
+ * What context.json says: codec/FORMAT.md, "The tree of a store".
  *
  * CG_ERR_INVALID_ARGUMENT: a name that cg_tree_name_is_valid() refuses; no links; a link without
  * levels. CG_ERR_NOT_FOUND: the store lacks a chunk at a linked level or, with L1..L3, the profile.
