@@ -44,9 +44,9 @@ typedef struct cg_analysis {
      * first n_exact; from version 2 on among all. leak_norm: version 2, among the leaks. */
     float norm, leak_norm;
     /* Of the joint matrix, else NULL. A row's reach is the sum over its bands of band_reach times
-     * the Euclidean norm of the band's symbols: a bound on what they give to the groups, in steps.
-     * If it is at most most_reach[level], neither the given numbers nor the groups' sums of them
-     * leave their bits, and an encoder need not compute them to know. */
+     * the Euclidean norm of the band's symbols: a bound on what they give to layer groups, in
+     * steps. If it is at most most_reach[level], neither the given numbers nor the groups' sums of
+     * them leave their bits, and an encoder need not compute them to know. */
     float *band_reach, most_reach[CG_N_LEVELS];
 } cg_analysis;
 

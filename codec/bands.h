@@ -4,9 +4,9 @@
  * which has one shift. So a sum over components is one of integers: exact, and the same on every
  * processor.
  *
- * With a joint matrix, a group's first components are multiplied by the numbers that it gives, in
- * units of 2^-fraction_bits steps. The others are multiplied by symbols, in steps; these products
- * are shifted by fraction_bits more, so that all add up.
+ * With a joint matrix, a layer group's first components are multiplied by the numbers that it
+ * gives, in units of 2^-fraction_bits steps. The others are multiplied by symbols, in steps; these
+ * products are shifted by fraction_bits more, so that all add up.
  *
  * Bytes and arithmetic: codec/FORMAT.md, "Basis in bands". Threads: read-only once made.
  */

@@ -378,7 +378,7 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
                (double)p->step[level - 1][CG_K], (double)p->step[level - 1][CG_V]);
 
     if (p->token_transform == CG_TOKENS_ANCHORS) {
-        printf("  tokens       anchors and deltas in groups of %d\n", CG_ANCHOR_TOKENS);
+        printf("  tokens       anchors and deltas in anchor runs of %d\n", CG_ANCHOR_TOKENS);
         for (uint32_t g = 0; g < p->n_groups; g++)
             printf("  group %-6" PRIu32 " layers %" PRIu32 "-%" PRIu32 "\n", g,
                    p->groups[g].first_layer, p->groups[g].first_layer + p->groups[g].n_layers - 1);

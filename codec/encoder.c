@@ -1,7 +1,7 @@
 /* Elements to chunk files, at several levels in one pass. Tasks run in any order on any threads;
  * each leaves its coded sections in slots of its own, so there is no lock. A joint matrix takes a
- * part of all groups: the task that ends last codes it. cg_encoder_finish() joins the slots of one
- * level into a file, in the order of section_plan.c. */
+ * part of all layer groups: the task that ends last codes it. cg_encoder_finish() joins the slots
+ * of one level into a file, in the order of section_plan.c. */
 #include "codec/codec.h"
 
 #include "codec/analysis.h"

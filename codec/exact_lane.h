@@ -11,9 +11,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Stage 1a: from a sum of the joint matrix to the number that a group's basis is multiplied by (G
- * in FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in 16
- * bits becomes the nearer end. */
+/* Stage 1a: from a sum of the joint matrix to the number that a layer group's basis is multiplied
+ * by (G in FORMAT.md). The last k bits, at least 1, are rounded off, half up. What does not fit in
+ * 16 bits becomes the nearer end. */
 CG_LANE int32_t cg_lane_given(int32_t sum, unsigned k)
 {
     const int32_t rounded = (sum >> k) + (sum >> (k - 1) & 1);

@@ -1,7 +1,7 @@
 /* Preset klt, decoding: symbols of all levels that are needed, then one of the syntheses of
  * klt_synthesis.h. Which one, the profile's version and layout say; what memory it takes is laid
- * out here for all of them. The joint matrix is decoded as a group is, to numbers instead of
- * elements. */
+ * out here for all of them. The joint matrix is decoded as a layer group is, to numbers instead
+ * of elements. */
 #include "codec/klt.h"
 
 #include "codec/arena.h"

@@ -1,8 +1,8 @@
 /* Preset klt, encoding: spectra of all blocks, their projection on the basis, and symbols at each
- * level. With a joint matrix the groups' first coefficients are projected once more. Projecting is
- * most of the time. Where there is a projector, a GPU does all that, makes the symbols of the
- * finest level, and codes those of all levels. To check it, a sum of all blocks is transformed and
- * projected here, and some sections are decoded. */
+ * level. With a joint matrix the layer groups' first coefficients are projected once more.
+ * Projecting is most of the time. Where there is a projector, a GPU does all that, makes the
+ * symbols of the finest level, and codes those of all levels. To check it, a sum of all blocks is
+ * transformed and projected here, and some sections are decoded. */
 #include "codec/klt.h"
 
 #include "codec/analysis.h"

@@ -1,7 +1,7 @@
 /* Coefficients are rounded once, for the finest level of a nested encoding or for each level of
  * another. Then rows are made smaller whose sums a decoder could not hold. Nearly none are too
  * large, so a cheap bound goes before each exact one: the largest symbol times all elements for a
- * group's own sums, and norms (codec/analysis.h) for what the joint matrix gives. */
+ * layer group's own sums, and norms (codec/analysis.h) for what the joint matrix gives. */
 #include "codec/klt_quantize.h"
 
 #include "codec/analysis.h"

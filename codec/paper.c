@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* Rows of the matrices are tokens, columns the channels of the group's layers; the work below is a
+/* Rows of the matrices are tokens, columns the channels of the layer group; the work below is a
  * layer at a time: its elements lie together, and its columns of a row are in the cache. */
 typedef struct work {
     cg_symbols anchors, deltas; /* deltas: of the level at hand */
@@ -153,7 +153,7 @@ static bool quantize_anchors(const cg_heads *heads, const cg_group *group, unsig
     return finite;
 }
 
-/* What is left of tokens without the decoded anchor of their group. Rows of deltas skip the
+/* What is left of tokens without the decoded anchor of their run. Rows of deltas skip the
  * anchors. */
 static bool quantize_deltas(const cg_heads *heads, unsigned level, const cg_group *group,
                             unsigned matrix, const void *in, work *w, uint64_t *n_saturated)

@@ -1,11 +1,10 @@
 /* codec/paper.h - preset paper: CacheGen's anchors and deltas over the channels as they are.
  *
- * Tokens stand in groups of 10, counted from the chunk's first. The first of a group is its anchor
- * and is coded alone. The others are coded as differences from the decoded anchor. Nothing is
- * rotated: K is coded as the engine holds it. Chunks are never nested.
- * Method: Liu et al., SIGCOMM 2024, arXiv:2310.07240, section 5. Bytes and arithmetic:
- * codec/FORMAT.md, "Anchors and deltas".
- * Threads: pure functions on the caller's memory and a shared profile.
+ * Tokens stand in anchor runs of 10, counted from the chunk's first. The first of a run is its
+ * anchor and is coded alone. The others are coded as differences from the decoded anchor. Nothing
+ * is rotated: K is coded as the engine holds it. Chunks are never nested. Method: Liu et al.,
+ * SIGCOMM 2024, arXiv:2310.07240, section 5. Bytes and arithmetic: codec/FORMAT.md, "Anchors and
+ * deltas". Threads: pure functions on the caller's memory and a shared profile.
  */
 #ifndef CG_CODEC_PAPER_H
 #define CG_CODEC_PAPER_H

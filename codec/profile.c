@@ -100,7 +100,7 @@ done:
 
 cg_status cg_profile_for_cache_scales(cg_profile *p, const float (*scales)[CG_N_PLANES])
 {
-    /* FORMAT.md, "Basis in bands": the least of unit_bits bounds the sums of all groups. */
+    /* FORMAT.md, "Basis in bands": the least of unit_bits bounds all layer groups' sums. */
     const double most_sum = ldexp(1, 33 - CG_LEAST_UNIT_BITS);
     const uint64_t hash = cg_cache_scales_hash(scales, p->geometry.n_layers);
     const size_t channels = cg_geometry_channels(&p->geometry);

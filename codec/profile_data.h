@@ -21,19 +21,19 @@ enum {
     CG_N_LOSSY = CG_N_LEVELS - 1,
     CG_MAX_SINKS = 8,
     CG_MAX_ROPES = 4,
-    CG_ANCHOR_TOKENS = 10, /* an anchor, and the tokens that are coded as differences from it */
-    CG_MOST_SHARED = 8192, /* shared components of all groups */
+    CG_ANCHOR_TOKENS = 10, /* an anchor run: an anchor, and those coded as differences from it */
+    CG_MOST_SHARED = 8192, /* shared components of all layer groups */
     CG_MOST_FRACTION_BITS = 8,
 };
 
 /* What a profile does along the tokens. What it does across the channels goes with it; the two are
  * the preset (codec/preset.h). Numbers are those of the file. */
 typedef enum cg_token_transform {
-    CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a group */
-    CG_TOKENS_ANCHORS = 2, /* anchor and deltas over 10 tokens; channels as they are */
+    CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a layer group */
+    CG_TOKENS_ANCHORS = 2, /* anchor and deltas of anchor runs; channels as they are */
 } cg_token_transform;
 
-/* The columns of symbols of one level, group and matrix. With the DCT they are components, by
+/* The columns of symbols of one level, layer group and matrix. With the DCT they are components, by
  * frequency. With anchors they are the channels, as frequency 0. With a joint matrix, symbols are
  * of a group's own components alone: column c is component n_shared + c. */
 typedef struct cg_level_columns {

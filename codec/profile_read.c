@@ -53,7 +53,7 @@ static void drop_unused_ropes(cg_profile *p)
     p->n_ropes = n_used;
 }
 
-/* Everything with a size known from the header: rotation, groups, steps, channel tables. */
+/* Everything with a size known from the header: rotation, layer groups, steps, channel tables. */
 static cg_status read_tables(cg_cursor *in, cg_profile *p)
 {
     const size_t channels = cg_geometry_channels(&p->geometry);

@@ -5,7 +5,8 @@
  * makes both elsewhere. The encoder hands it a task's K and V as the engine holds them, and gets
  * the symbols of one level back. They need not be those that the CPU would make, since an encoder
  * is free to choose symbols. With a joint matrix it also gets coefficients, of the components that
- * the group shares. Those of all groups are the rows of one more projection, on the joint matrix.
+ * the layer group shares. Those of all groups are the rows of one more projection, on the joint
+ * matrix.
  *
  * Wrong symbols must not be stored, though, so the encoder checks each projection. All of it is
  * linear: the encoder adds up the blocks, each with a sign, makes the spectrum of that one sum,

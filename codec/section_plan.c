@@ -1,9 +1,8 @@
-/* The order of a file's sections, computed instead of stored: the tokens; the steps of blocks, if
- * there are any; for each group its matrices and sinks at the coarsest level; then, for each finer
- * level, a section for each task. A joint matrix has a section of its own in front of each level's
- * others.
- * cg_section_plan_row() goes from an index to a section, the ..._index() functions go back, and
- * cg_section_plan_check() holds a file against the first. */
+/* The order of a file's sections, computed instead of stored: the tokens; the steps of DCT blocks,
+ * if there are any; for each layer group its matrices and sinks at the coarsest level; then, for
+ * each finer level, a section for each task. A joint matrix has a section of its own in front of
+ * each level's others. cg_section_plan_row() goes from an index to a section, the ..._index()
+ * functions go back, and cg_section_plan_check() holds a file against the first. */
 #include "codec/section_plan.h"
 
 #include "codec/lossless.h"

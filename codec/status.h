@@ -1,6 +1,6 @@
 /* codec/status.h - the one error type of cachegenfs.
  *
- * Numbers are pinned: they cross the ABI of libcachegen.so and appear in logs. Groups have gaps; a
+ * Numbers are pinned: they cross the ABI of libcachegen.so and appear in logs. Ranges have gaps; a
  * number is never reused. Every layer returns these; a layer that meets an errno maps it with
  * cg_status_from_errno().
  * Threads: pure functions.

@@ -13,7 +13,7 @@
 /* A thread block's part of all levels. */
 struct cg_cuda_coding_part {
     const cg_cuda_coded_level *level;
-    uint32_t first, own; /* strip or stream of the block's first warp, and of this one */
+    uint32_t first, own; /* strip or stream of the thread block's first warp, and of this */
 };
 
 template <class Cta>
@@ -29,7 +29,7 @@ CG_LANE cg_cuda_coding_part cg_cuda_find_part(Cta &cta, const cg_cuda_coding &c)
     return part;
 }
 
-/* The sum of what the block's threads have. shared: room for a number of each. */
+/* The sum of what the thread block's threads have. shared: room for a number of each. */
 template <class Cta> CG_LANE uint64_t cg_cuda_add_up(Cta &cta, uint64_t *shared, uint64_t value)
 {
     const uint32_t t = cta.thread();
@@ -325,7 +325,7 @@ template <class Cta> CG_LANE void cg_cuda_code_block(Cta &cta, const cg_cuda_cod
                                                       level.n_strips, c.n_rows, c.stream_percent);
     if (part.first == 0 && cta.thread() == 0)
         *level.n_streams_dev = n_streams;
-    if (part.first >= n_streams) /* so the whole block has none */
+    if (part.first >= n_streams) /* so the whole thread block has none */
         return;
     for (uint32_t i = 16 * cta.thread(); i < (c.n_classes + 1) * (uint32_t)sizeof(cg_cuda_class);
          i += 16 * CG_CUDA_CODING_THREADS)

@@ -2,7 +2,7 @@
  *
  * Bodies are templates over this type, so that tests can run them on the CPU with an emulator in
  * its place. All 32 lanes of a warp must call ballot() and multiply() together, and all threads of
- * the block barrier().
+ * the thread block barrier().
  */
 #ifndef CG_CUDA_CTA_CUH
 #define CG_CUDA_CTA_CUH
@@ -13,7 +13,7 @@ struct cg_cuda_cta {
     {
         return blockIdx.x;
     }
-    /* Which of a launch's passes the block belongs to. */
+    /* Which of a launch's passes the thread block belongs to. */
     __device__ __forceinline__ uint32_t pass() const
     {
         return blockIdx.y;
@@ -72,12 +72,12 @@ struct cg_cuda_cta {
     {
         asm volatile("cp.async.wait_all;" ::: "memory");
     }
-    /* Copies since the last call of it become a group. */
+    /* Copies since the last call of it become a set, a "group" of PTX. */
     __device__ __forceinline__ void end_copies()
     {
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    /* Waits for all groups but the last. */
+    /* Waits for all such sets but the last. */
     __device__ __forceinline__ void wait_older_copies()
     {
         asm volatile("cp.async.wait_group 1;" ::: "memory");

@@ -6,10 +6,10 @@
 #include <cuda_runtime.h>
 
 /* Thread blocks of a multiprocessor, for which registers are shared out: 128 for each thread that
- * multiplies, which of two rows of tiles are all. Of one row two blocks fit: one goes on while the
- * other waits for memory or at a barrier, and it finds room beside blocks of streams, which take
- * long. Of blocks that decode symbols more than three would not fit, because of real profiles'
- * classes. */
+ * multiplies, which of two rows of tiles are all. Of one row two thread blocks fit: one goes on
+ * while the other waits for memory or at a barrier, and it finds room beside thread blocks of
+ * streams, which take long. Of thread blocks that decode symbols more than three would not fit,
+ * because of real profiles' classes. */
 static constexpr int blocks_of(uint32_t kind)
 {
     return cg_cuda_pass_multiplies(kind) ? 512 / CG_CUDA_KLT_THREADS

@@ -116,7 +116,7 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
     d->raw_bytes =
         whole_pages(cg_geometry_elements(g, config->chunk_tokens) * cg_dtype_bytes(g->dtype));
     d->memory_bytes = d->raw_bytes + MARGIN_BYTES;
-    d->table_entries = config->chunk_tokens + 1; /* blocks of one token */
+    d->table_entries = config->chunk_tokens + 1; /* engine's blocks of one token */
     return CG_OK;
 }
 

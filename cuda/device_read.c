@@ -1,5 +1,6 @@
-/* Chunks copied out of blocks. An engine must not overwrite a block before it is copied: then it is
- * held. Where it gives its stream, that stream waits for the copies, and its thread does not. */
+/* Chunks copied out of the engine's blocks. An engine must not overwrite a block before it is
+ * copied: then it is held. Where it gives its stream, that stream waits for the copies, and its
+ * thread does not. */
 #include "cuda/device_state.h"
 
 /* With the lock held. A copy that was released and cannot be asked about stays as it is. */

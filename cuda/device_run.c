@@ -1,4 +1,4 @@
-/* What a slot does: a chunk decoded into blocks, or tiles moved there. */
+/* What a slot does: a chunk decoded into the engine's blocks, or tiles moved there. */
 #include "cuda/device_state.h"
 
 #include "codec/chunk.h"

@@ -81,8 +81,8 @@ cg_status cg_device_take_run(const cg_device *d, const cg_device_run *run, int64
         return CG_ERR_INVALID_ARGUMENT;
     *blocks_out = d->blocks[run->blocks_id];
     const uint32_t block_tokens = blocks_out->block_tokens;
-    /* From the block of the chunk's first token to that of the last wanted one; the GPU counts
-     * blocks from there. */
+    /* From the engine's block of the chunk's first token to that of the last wanted one; the GPU
+     * counts blocks from there. */
     const uint32_t first = run->first_token / block_tokens,
                    end = (run->first_token + run->to_token - 1) / block_tokens + 1;
     if (end > run->n_table || end - first > d->table_entries)

@@ -1,4 +1,4 @@
-/* cuda/joint.cuh - a kernel's body: from joint symbols to the groups' shared components;
+/* cuda/joint.cuh - a kernel's body: from joint symbols to layer groups' shared components;
  * FORMAT.md's "Decoding, version 3", stage 1a.
  *
  * The sums are those of the inverse KLT (cuda/klt.cuh): a joint matrix is one more basis, whose

@@ -57,7 +57,7 @@ enum {
 enum {
     CG_CUDA_START,     /* zeros, and cosines and sines of the tokens' positions */
     CG_CUDA_SYMBOLS,   /* streams of a level to symbols; or of a level given the next coarser one */
-    CG_CUDA_JOINT,     /* joint symbols to the groups' */
+    CG_CUDA_JOINT,     /* joint symbols to the layer groups' */
     CG_CUDA_KLT,       /* symbols to elements */
     CG_CUDA_ANCHORS,   /* streams of anchors to symbols and elements */
     CG_CUDA_DELTAS,    /* streams of deltas to elements */

@@ -32,8 +32,8 @@ static cg_status check_request(const cg_profile *profile, const cg_chunk_header 
     return r->first_position == h->first_position || can_move ? CG_OK : CG_ERR_UNSUPPORTED;
 }
 
-/* Of the wanted groups, and of the joint matrix; that of the steps is checked where they are read.
- */
+/* Of the wanted layer groups, and of the joint matrix; that of the steps is checked where they are
+ * read. */
 static cg_status check_sums(const cg_planner *p)
 {
     const cg_chunk_header *h = &p->chunk->header;

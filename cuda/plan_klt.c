@@ -1,6 +1,6 @@
 /* Preset klt. Its passes: zeros, cosines and sines; a pass of streams for each level, from the
- * coarsest to the finest; where the profile has a joint matrix, what that gives to the groups; the
- * inverse KLT.
+ * coarsest to the finest; where the profile has a joint matrix, what that gives to the layer
+ * groups; the inverse KLT.
  */
 #include "codec/block_order.h"
 #include "cuda/planner.h"

@@ -20,7 +20,7 @@ typedef struct cg_cuda_strips {
     uint32_t n;
 } cg_cuda_strips;
 
-/* What the blob has of a group's matrix, or of the joint one. */
+/* What the blob has of a layer group's matrix, or of the joint one. */
 typedef struct cg_cuda_matrix {
     uint32_t n_bands[CG_N_LOSSY][CG_DCT]; /* of columns of symbols; preset klt */
     cg_cuda_strips strips[CG_N_LOSSY][2]; /* alone; given the next coarser level */

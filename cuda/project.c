@@ -22,7 +22,7 @@ static const cg_bands *bands_of(const cg_profile *p, uint32_t basis)
 
 static bool is_joint(const cg_profile *p, uint32_t basis)
 {
-    return basis == p->n_groups * p->n_matrices; /* behind those of all groups */
+    return basis == p->n_groups * p->n_matrices; /* behind those of all layer groups */
 }
 
 static place place_of(const cg_bands *bands, size_t at)

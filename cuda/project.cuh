@@ -378,7 +378,7 @@ CG_LANE float cg_cuda_quantize_column(const float *coefs, uint32_t n_rows, float
     return residue;
 }
 
-/* A block's columns: given coefficients, then symbols and their residues. */
+/* A thread block's columns: given coefficients, then symbols and their residues. */
 template <class Cta> CG_LANE void cg_cuda_quantize_block(Cta &cta, const cg_cuda_projection &p)
 {
     uint32_t block = cta.block(), f = 0;

@@ -24,7 +24,7 @@ enum {
     CG_CUDA_PROJECT_COLUMNS = 64,
     CG_CUDA_PROJECT_DEPTH = 32,    /* terms of a sum that are in shared memory at once */
     CG_CUDA_QUANTIZE_ROWS = 8,     /* whose symbols a thread makes side by side */
-    CG_CUDA_PROJECT_THREADS = 128, /* also the columns of which a block makes symbols */
+    CG_CUDA_PROJECT_THREADS = 128, /* also the columns of which a thread block makes symbols */
 };
 
 /* ---- the bases of a profile from version 2 on, as kernels read them; preset klt ---- */

@@ -237,9 +237,9 @@ struct cg_cuda_paper_sink {
         anchor_step = of_channel(m.anchor_step_at);
         step = m.step / of_channel(m.weight_at);
     }
-    CG_LANE_METHOD int16_t *anchor(uint32_t group) const
+    CG_LANE_METHOD int16_t *anchor(uint32_t anchor_run) const
     {
-        return anchors + (uint64_t)group * m.n_columns + channel.number;
+        return anchors + (uint64_t)anchor_run * m.n_columns + channel.number;
     }
     CG_LANE_METHOD void store_element(int32_t symbol, float of_step, float base)
     {
@@ -265,10 +265,11 @@ struct cg_cuda_deltas_sink : cg_cuda_paper_sink {
     template <uint32_t ROW> CG_LANE_METHOD void store(uint32_t row, int32_t v, bool, bool *)
     {
         if (run.left == 0) { /* at most the deltas of an anchor */
-            const uint32_t group = row / (CG_ANCHOR_TOKENS - 1), i = row % (CG_ANCHOR_TOKENS - 1);
-            run.find(channel, group * CG_ANCHOR_TOKENS + 1 + i, CG_ANCHOR_TOKENS - 1 - i);
+            const uint32_t anchor_run = row / (CG_ANCHOR_TOKENS - 1),
+                           i = row % (CG_ANCHOR_TOKENS - 1);
+            run.find(channel, anchor_run * CG_ANCHOR_TOKENS + 1 + i, CG_ANCHOR_TOKENS - 1 - i);
             if (channel.is_wanted)
-                base = cg_lane_dequantize((float)*anchor(group), anchor_step, mean);
+                base = cg_lane_dequantize((float)*anchor(anchor_run), anchor_step, mean);
         }
         store_element(v, step, base);
     }

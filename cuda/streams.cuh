@@ -272,7 +272,7 @@ CG_LANE void cg_cuda_decode_strip(Cta &cta, const cg_cuda_class *classes, const 
     }
 }
 
-/* A thread block of a pass: CG_CUDA_STREAM_WARPS jobs, from number block * that on. tables, lane_
+/* A thread block of a pass: CG_CUDA_STREAM_WARPS jobs, from number block() * that on. tables, lane_
  * classes: blob, plan or chunk, as cg_cuda_streams says. Sink: made of the params, the matrix and a
  * lane. */
 template <class Cta, class Sink, class Matrix>

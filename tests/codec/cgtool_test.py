@@ -563,7 +563,7 @@ class CgtoolTest(unittest.TestCase):
         self.assertEqual((about["preset"], about["n_sinks"], about["rotary_dim"]), ("paper", 0, 0))
         text = self.run_tool("info", profile).stdout
         self.assertIn("preset paper", text)
-        self.assertIn("anchors and deltas in groups of 10", text)
+        self.assertIn("anchors and deltas in anchor runs of 10", text)
         tensors, tokens = make_kv(300)
         write_safetensors(self.path("in.safetensors"), tensors)
         for level in ("L1", "L3"):

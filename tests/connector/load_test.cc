@@ -1133,7 +1133,7 @@ TEST_P(LoadTest, AQueueThatFailsEndsItsLoadsAndTheNextHaveANewOne)
 
 // ---- lossy levels ----
 
-// Chunks of 24 tokens: groups of 10, 10 and 4, the next chunk's begin at its own first token.
+// Chunks of 24 tokens: anchor runs of 10, 10 and 4, the next chunk's begin at its own first token.
 TEST_P(LoadTest, AnchorsAndDeltasComeBackNearly)
 {
     const Store store(true, paper_spec());
