@@ -43,6 +43,7 @@ typedef struct cg_space {
     _Atomic bool is_full;          /* there was no room to be made */
     _Atomic bool is_kept;          /* the same above the high mark, and below the quota, too */
     bool is_unfinished;            /* what was to go was in use, or seemed to be */
+    bool has_forbidden;            /* of the last survey, which the log has told */
     bool is_waiting;               /* for another daemon, which has the lease */
     int64_t waits_since_s;         /* CLOCK_MONOTONIC */
     int64_t lease_seen_s;          /* when it was ours the last time */

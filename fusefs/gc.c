@@ -215,8 +215,8 @@ static cg_status collect(gc *g)
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;
     if (survey.has_unknown) {
-        fprintf(g->out, "a context.json has a lease now: nobody knows what it names, and all "
-                        "objects of its model stay\n");
+        fprintf(g->out, "a context has a lease now, or may not be read: nobody knows what it "
+                        "names, and all objects of its model stay\n");
         g->n_failed++;
     }
     tell_unserved(g, &survey);

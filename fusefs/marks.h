@@ -25,17 +25,22 @@ typedef struct cg_mark {
 typedef struct cg_marks {
     cg_mark *items;
     size_t n_items, max_items;
-    bool has_unknown; /* some model has a context.json that could not be read now */
+    bool has_unknown;   /* of some model all is marked */
+    bool has_forbidden; /* so it is since we may not read a context, now or later */
 } cg_marks;
 
 /* CG_ERR_NO_MEMORY. */
 cg_status cg_marks_add(cg_marks *marks, uint32_t model, const cg_key *key, uint8_t levels);
+/* Marks all of the model: for this error nobody knows what one of its contexts names. */
+cg_status cg_marks_add_all(cg_marks *marks, uint32_t model, int error);
+/* Whether it says that a file is not ours to read. */
+bool cg_marks_is_forbidden(int error);
 /* Marks what the file leaf in dir_fd, a context.json, names. Every string in it that can be a key
  * is taken for one: too many marks keep what could go, too few would lose something. A key behind
- * which no level is named is marked at all levels. A file that is gone, or not ours to read, names
- * nothing. Where somebody past the mount has a lease on the file (F_SETLEASE, or a client of NFS),
- * he is told to give it up, but not waited for: all of the model is marked. CG_ERR_...: it cannot
- * be read now, so nobody knows what it names. */
+ * which no level is named is marked at all levels. A file that is gone names nothing. Where it is
+ * not ours to read, all of the model is marked. So it is where somebody past the mount has a lease
+ * on the file (F_SETLEASE, or a client of NFS): he is told to give it up, but not waited for.
+ * CG_ERR_...: it cannot be read now, so nobody knows what it names. */
 cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const char *leaf);
 /* Before the first cg_marks_of(), and after the last addition. */
 void cg_marks_sort(cg_marks *marks);

@@ -141,7 +141,8 @@ static void tell_of_steps(const room *r, size_t n_steps)
     /* Two who look through a store at once can make all that they read look used to each other. The
      * next survey may also know what this one could not read. */
     fs->space.is_unfinished |=
-        freed_bytes < r->policy.wanted_bytes && (r->n_stale > 0 || r->survey->has_unknown);
+        freed_bytes < r->policy.wanted_bytes &&
+        (r->n_stale > 0 || (r->survey->has_unknown && !r->survey->has_forbidden));
     if (r->n_failed > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", r->n_failed,
                   n_steps, strerror(r->error));
@@ -217,6 +218,10 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
         fs->space.published_bytes = published_bytes;
         fs->space.written_bytes = written_bytes;
         fs->space.is_known = true;
+        if (survey->has_forbidden && !fs->space.has_forbidden)
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "the daemon may not read all contexts: nothing of their models goes");
+        fs->space.has_forbidden = survey->has_forbidden;
     }
     if (status != fs->space.survey_status && status != CG_ERR_CANCELLED)
         cg_fs_log(fs, status == CG_OK ? CG_LOG_INFO : CG_LOG_WARNING,

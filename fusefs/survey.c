@@ -5,6 +5,7 @@
 #include "fusefs/views.h"
 #include "fusefs/walk.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -56,15 +57,24 @@ static void add_space(cg_survey *survey, uint32_t model, uint64_t used_bytes)
         survey->model_bytes[model] += used_bytes;
 }
 
-static cg_status count_space(count *w, const char *path, const struct stat *attr)
+/* The same by the path of the model's folder, or of what is in it. */
+static cg_status find_model_of(cg_survey *survey, const char *path, uint32_t *index_out)
 {
     char model[CG_TREE_NAME_BYTES];
-    uint32_t index = NO_MODEL;
     const size_t n = strcspn(path, "/");
-    if ((path[n] == '/' || S_ISDIR(attr->st_mode)) && n < sizeof model) {
-        memcpy(model, path, n);
-        model[n] = '\0';
-        const cg_status status = find_model(w->survey, model, &index);
+    *index_out = NO_MODEL;
+    if (n >= sizeof model)
+        return CG_OK;
+    memcpy(model, path, n);
+    model[n] = '\0';
+    return find_model(survey, model, index_out);
+}
+
+static cg_status count_space(count *w, const char *path, const struct stat *attr)
+{
+    uint32_t index = NO_MODEL;
+    if (strchr(path, '/') != NULL || S_ISDIR(attr->st_mode)) {
+        const cg_status status = find_model_of(w->survey, path, &index);
         if (status != CG_OK)
             return status;
     }
@@ -81,6 +91,7 @@ static cg_status count_space(count *w, const char *path, const struct stat *attr
     return CG_OK;
 }
 
+/* False: errno says whether it was not ours to read. */
 static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
                         cg_chunk_header *header_out)
 {
@@ -90,6 +101,7 @@ static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
         return false;
     const bool is_read = pread(fd, bytes, sizeof bytes, 0) == (ssize_t)sizeof bytes;
     close(fd);
+    errno = 0; /* it may be read */
     return is_read && cg_chunk_header_parse(bytes, sizeof bytes, header_out) == CG_OK &&
            cg_chunk_header_cut(header_out, (uint64_t)attr->st_size) == CG_OK;
 }
@@ -192,20 +204,23 @@ static cg_status mark(count *w, int dir_fd, const char *path, const struct stat 
     cg_chunk_header header;
     uint32_t model;
     const bool is_json = name->kind == CG_TREE_CONTEXT_JSON;
-    if (!is_json && (name->kind != CG_TREE_CONTEXT_CHUNK || attr->st_nlink != 1 ||
-                     !read_header(dir_fd, cg_walk_leaf(path), attr, &header)))
+    if (!is_json && (name->kind != CG_TREE_CONTEXT_CHUNK || attr->st_nlink != 1))
         return CG_OK;
     const cg_status status = find_model(w->survey, name->model, &model);
     if (status != CG_OK)
         return status;
-    return is_json ? cg_marks_add_json(&w->marks, model, dir_fd, cg_walk_leaf(path))
-                   : cg_marks_add(&w->marks, model, &header.key, (uint8_t)(1u << name->level));
+    if (is_json)
+        return cg_marks_add_json(&w->marks, model, dir_fd, cg_walk_leaf(path));
+    if (read_header(dir_fd, cg_walk_leaf(path), attr, &header))
+        return cg_marks_add(&w->marks, model, &header.key, (uint8_t)(1u << name->level));
+    return cg_marks_is_forbidden(errno) ? cg_marks_add_all(&w->marks, model, errno) : CG_OK;
 }
 
 static void take_marks(cg_survey *survey, cg_marks *marks)
 {
     cg_marks_sort(marks);
     survey->has_unknown = marks->has_unknown;
+    survey->has_forbidden = marks->has_forbidden;
     for (size_t i = 0; i < survey->n_files; i++) {
         cg_object_file *file = &survey->files[i];
         if (file->n_names_elsewhere == 0 &&
@@ -234,15 +249,18 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
 }
 
 /* What cannot be read may name objects, if it is where contexts are: then nobody knows which of
- * them may go. Elsewhere only its space is unknown. */
+ * them may go. Elsewhere only its space is unknown. What is not ours to read will not be later, and
+ * names objects of its model only. */
 static cg_status unread(void *user, const char *path, int error)
 {
-    static const char CONTEXTS[] = "/contexts";
-    const char *rest = strchr(path, '/');
-    const bool may_name =
-        path[0] != '.' && (rest == NULL || strncmp(rest, CONTEXTS, sizeof CONTEXTS - 1) == 0);
-    (void)user;
-    return may_name ? cg_status_from_errno(error) : CG_OK;
+    count *w = user;
+    uint32_t model;
+    if (path[0] == '.' || (strchr(path, '/') != NULL && !cg_walk_is_of_contexts(path)))
+        return CG_OK;
+    if (!cg_marks_is_forbidden(error))
+        return cg_status_from_errno(error);
+    const cg_status status = find_model_of(w->survey, path, &model);
+    return status == CG_OK ? cg_marks_add_all(&w->marks, model, error) : status;
 }
 
 static int by_ino(const void *a, const void *b)

@@ -50,7 +50,10 @@ typedef struct cg_survey {
     uint64_t *model_bytes;
     size_t n_models;
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
-    bool has_unknown;    /* a context.json was leased: all objects of its model count as named */
+    /* A context.json was leased, or a context is not ours to read: all objects of its model count
+     * as named. */
+    bool has_unknown;
+    bool has_forbidden; /* the latter, which no later survey will change */
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and

@@ -26,11 +26,20 @@ const char *cg_walk_leaf(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
+bool cg_walk_is_of_contexts(const char *path)
+{
+    static const char CONTEXTS[] = "/contexts";
+    const size_t n = sizeof CONTEXTS - 1;
+    const char *rest = path + strcspn(path, "/");
+    return strncmp(rest, CONTEXTS, n) == 0 && (rest[n] == '/' || rest[n] == '\0');
+}
+
 /* What stands at w->path cannot be read. What is gone, or another thing by now, is no matter. */
 static cg_status pass_over(walk *w, int error)
 {
-    const bool is_empty =
-        error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES || error == EPERM;
+    const bool is_forbidden = error == EACCES || error == EPERM,
+               is_empty = error == ENOENT || error == ENOTDIR || error == ELOOP ||
+                          (is_forbidden && !cg_walk_is_of_contexts(w->path));
     return is_empty || w->unread == NULL ? CG_OK : w->unread(w->user, w->path, error);
 }
 

@@ -17,8 +17,9 @@ typedef cg_status cg_walk_visit(void *user, int dir_fd, const char *path, const 
 typedef cg_status cg_walk_unread(void *user, const char *path, int error);
 
 /* Calls visit for each regular file and folder. A folder that is gone meanwhile, or is not ours to
- * read, counts as empty. So does one that is deeper than any rule reaches, or whose path is too
- * long. What cannot be read for another reason is passed over, and unread (may be NULL) is told.
+ * read, counts as empty; but not one of contexts that is not ours: it may name objects. So does one
+ * that is deeper than any rule reaches, or whose path is too long. What cannot be read for another
+ * reason is passed over, and unread (may be NULL) is told.
  * Returns what visit or unread returned. CG_ERR_...: the root cannot be opened. */
 cg_status cg_walk(int root_fd, cg_walk_visit *visit, cg_walk_unread *unread, void *user);
 /* The same, but of files only those whose name is_wanted, and of errors nobody is told. The other
@@ -27,6 +28,8 @@ cg_status cg_walk(int root_fd, cg_walk_visit *visit, cg_walk_unread *unread, voi
 cg_status cg_walk_named(int root_fd, bool (*is_wanted)(const char *leaf), cg_walk_visit *visit,
                         void *user);
 
+/* Whether it is a model's folder of contexts, or in it. */
+bool cg_walk_is_of_contexts(const char *path);
 /* The last component of a path. */
 const char *cg_walk_leaf(const char *path);
 #endif

@@ -800,6 +800,45 @@ TEST_F(SpaceTest, NothingGoesWhileAFolderOfContextsCannotBeRead)
     fclose(null);
 }
 
+// As for a daemon that is not root, where a context's folder has mode 0700.
+TEST_F(SpaceTest, OfAModelWithAContextThatMayNotBeReadNothingGoes)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 20);
+    cg_test::Bytes l2 = chain[0].bytes;
+    l2.resize(chain[0].header.level_bytes[CG_L2]);
+    dir.write("m/contexts/c/L2/00000.kv", l2);
+    dir.write("m/contexts/c/context.json", std::string("{}"));
+    ASSERT_EQ(mkdirat(dir.fd, "m/other", 0700), 0);
+    open(1 << 20);
+    fs->mkdirs("m/contexts/d/L3");
+    FILE *null = fopen("/dev/null", "we");
+    ASSERT_NE(null, nullptr);
+    for (const int error : {EACCES, EPERM})
+        for (const char *leaf : {"contexts", "c", "L2", "00000.kv", "context.json"}) {
+            SCOPED_TRACE(leaf);
+            const cg_test::OpenHook hook(
+                [&](int, const char *name) { return strcmp(name, leaf) == 0 ? error : 0; });
+            cg_survey survey;
+            ASSERT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), CG_OK);
+            EXPECT_TRUE(survey.has_unknown);
+            cg_survey_free(&survey);
+            cg_space_tend(fs->fs);
+            EXPECT_EQ(cg_gc(dir.path.c_str(), true, true, null), 2);
+            for (const cg_test::Chunk &chunk : chain)
+                ASSERT_EQ(levels_of(chunk), 2u | 4u | 8u);
+        }
+    fclose(null);
+    const std::string log = fs->log(), told = "may not read all contexts";
+    EXPECT_NE(log.find(told), std::string::npos);
+    EXPECT_EQ(log.find(told), log.rfind(told)) << "once";
+    cg_fs_file *file;
+    EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC) << "nothing may go";
+    const cg_test::OpenHook hook(
+        [&](int, const char *name) { return strcmp(name, "other") == 0 ? EACCES : 0; });
+    cg_space_tend(fs->fs);
+    EXPECT_NE(levels_of(chain[2]), 2u | 4u | 8u) << "no context can be there";
+}
+
 TEST_F(SpaceTest, ASurveyThatFailsRestsAndIsToldOnce)
 {
     make_context("c", publish(1, 2, 20), 20);
