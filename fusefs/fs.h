@@ -29,6 +29,8 @@ enum { CG_N_LOG_QUOTAS = 64, CG_LOG_LINES = 10, CG_LOG_SECONDS = 10 };
 /* fusefs/space.h; one thread writes, any reads. */
 typedef struct cg_space {
     uint64_t quota_bytes; /* 0: none */
+    /* The quota, or what the disk could hold of the store at the last survey if that was less. */
+    _Atomic uint64_t limit_bytes;
     cg_model_quota *model_quotas;
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS];

@@ -200,7 +200,18 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
         }
     }
     *model_out = CG_EVICT_ALL_MODELS;
-    return wanted_of(fs->space.quota_bytes, survey->used_bytes);
+    return wanted_of(fs->space.limit_bytes, survey->used_bytes);
+}
+
+/* The quota, or what the disk can hold of the store beside all else if that is less: else a quota
+ * beyond the disk would never make room. A disk without an end, as of tmpfs, has no blocks. */
+static uint64_t limit_of(const cg_fs *fs, uint64_t used_bytes)
+{
+    struct statvfs disk;
+    if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0)
+        return fs->space.quota_bytes;
+    const uint64_t most_bytes = used_bytes + (uint64_t)disk.f_bavail * disk.f_frsize;
+    return most_bytes < fs->space.quota_bytes ? most_bytes : fs->space.quota_bytes;
 }
 
 static bool survey_again(cg_fs *fs, cg_survey *survey)
@@ -215,6 +226,7 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
     fs->space.survey_ms = (int64_t)((cg_now_ns() - start_ns) / 1000000u);
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
+        fs->space.limit_bytes = limit_of(fs, survey->used_bytes);
         fs->space.published_bytes = published_bytes;
         fs->space.written_bytes = written_bytes;
         fs->space.is_known = true;
@@ -289,8 +301,8 @@ static bool is_bounded(const cg_fs *fs)
 /* Whether what has come since the survey can have filled the quota. */
 static bool may_be_full(const cg_fs *fs)
 {
-    return fs->space.quota_bytes > 0 && come_since(fs) > 0 &&
-           used_now(fs) > percent_of(fs->space.quota_bytes, HIGH_PERCENT);
+    return fs->space.limit_bytes > 0 && come_since(fs) > 0 &&
+           used_now(fs) > percent_of(fs->space.limit_bytes, HIGH_PERCENT);
 }
 
 /* The same of a model's quota. What a model took at the survey is not kept: at most the high mark.
@@ -317,8 +329,8 @@ static bool has_rested(const cg_fs *fs, int64_t passed_s, int64_t least_s)
 static bool is_no_use_at_once(const cg_fs *fs)
 {
     return fs->space.survey_status != CG_OK ||
-           (fs->space.quota_bytes > 0 &&
-            fs->space.surveyed_bytes > percent_of(fs->space.quota_bytes, HIGH_PERCENT));
+           (fs->space.limit_bytes > 0 &&
+            fs->space.surveyed_bytes > percent_of(fs->space.limit_bytes, HIGH_PERCENT));
 }
 
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
@@ -333,7 +345,7 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
         return true;
     /* Writers may only wait for room that is there: of what was written some came anew for old, or
      * went again. */
-    if (fs->space.is_kept && used_now(fs) >= fs->space.quota_bytes &&
+    if (fs->space.is_kept && used_now(fs) >= fs->space.limit_bytes &&
         passed_s >= ASK_SECONDS + (int64_t)fs->space.survey_ms / 1000)
         return true;
     return (may_be_full(fs) && !is_no_use_at_once(fs) &&
@@ -365,22 +377,24 @@ void cg_space_tend(cg_fs *fs)
         tend_survey(fs, &survey);
     }
     const bool holds = is_ours && cg_lease_holds(&fs->staging, LEASE); /* or lost in the middle */
+    const char *limit =
+        fs->space.limit_bytes < fs->space.quota_bytes ? "what its disk has for it" : "its quota";
     if (is_surveyed && fs->space.survey_status == CG_OK) { /* nor has a later one failed */
         /* Without what was published since the survey: some of it may go, and the next survey,
          * which is due at once, tells. Only who makes room knows that there is none to be made. */
-        const bool is_full = fs->space.quota_bytes > 0 &&
-                             fs->space.surveyed_bytes >= fs->space.quota_bytes &&
+        const bool is_full = fs->space.limit_bytes > 0 &&
+                             fs->space.surveyed_bytes >= fs->space.limit_bytes &&
                              ((holds && !fs->space.is_unfinished) || fs->space.is_full);
         if (is_full && !fs->space.is_full)
             cg_fs_log(fs, CG_LOG_WARNING,
-                      "the store takes more than its quota, and nothing is left that may go");
+                      "the store takes all of %s, and nothing is left that may go", limit);
         fs->space.is_full = is_full;
         const bool is_kept =
             is_no_use_at_once(fs) && ((holds && !fs->space.is_unfinished) || fs->space.is_kept);
         if (is_kept && !is_full && !fs->space.is_kept)
             cg_fs_log(fs, CG_LOG_WARNING,
-                      "more than %d %% of the quota is taken, and nothing is left that may go",
-                      HIGH_PERCENT);
+                      "more than %d %% of %s is taken, and nothing is left that may go",
+                      HIGH_PERCENT, limit);
         fs->space.is_kept = is_kept;
     }
     cg_survey_free(&survey);
@@ -395,7 +409,7 @@ void cg_space_tend(cg_fs *fs)
 int cg_space_init(cg_fs *fs, const cg_fs_config *config)
 {
     const size_t n = config->n_model_quotas;
-    fs->space.quota_bytes = config->quota_bytes;
+    fs->space.quota_bytes = fs->space.limit_bytes = config->quota_bytes;
     memcpy(fs->space.keep_s, config->keep_s, sizeof fs->space.keep_s);
     if (n == 0)
         return 0;
@@ -450,7 +464,7 @@ int cg_space_check(cg_fs *fs)
 {
     /* A survey looks for what may go of what has come since. It comes after a while, and without
      * this a store of contexts would take all that is written until then. */
-    return fs->space.is_full || (fs->space.is_kept && used_now(fs) >= fs->space.quota_bytes)
+    return fs->space.is_full || (fs->space.is_kept && used_now(fs) >= fs->space.limit_bytes)
                ? ENOSPC
                : 0;
 }

@@ -1,8 +1,9 @@
 /* fusefs/space.h - a mount's quota: how full its store is, and making room in it.
  *
  * There are two water marks. When the store takes more than 95 % of the quota, cold data go until
- * it takes less than 90 % (fusefs/evict.h says which). What is written through this mount, or
- * published by a rename or a link, counts at once. What came or went without it is seen by a
+ * it takes less than 90 % (fusefs/evict.h says which). Where what the store takes and what is free
+ * on its disk is less than the quota, that counts in its place. What is written through this mount,
+ * or published by a rename or a link, counts at once. What came or went without it is seen by a
  * survey, every ten minutes. Where a survey could not make room up to the mark or failed, or a
  * model's quota may be reached, the next one comes after ten times as long as it took, or a minute.
  * Only one daemon of a store makes room at a time (fusefs/lease.h); two at once would do no harm

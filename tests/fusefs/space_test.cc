@@ -641,7 +641,7 @@ TEST_F(SpaceTest, AFullStoreOfContextsTakesNoMore)
     fs->mkdirs("m/contexts/d/L3");
     cg_fs_file *file;
     EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC);
-    EXPECT_NE(fs->log().find("more than its quota"), std::string::npos);
+    EXPECT_NE(fs->log().find("all of its quota"), std::string::npos);
     ASSERT_EQ(fs->put("m/part", next.bytes), 0);
     EXPECT_EQ(fs->rename("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
     EXPECT_EQ(fs->link("m/part", "m/contexts/d/L3/00000.kv"), ENOSPC);
@@ -1046,6 +1046,57 @@ TEST_F(FullDiskTest, MakingRoomBeginsWithWholeChunksWhereACutHasNoRoom)
     EXPECT_EQ(levels_of(chain.back()), 0u) << "from the tail";
     for (size_t i = 0; i + 1 < chain.size(); i++)
         EXPECT_TRUE(levels_of(chain[i]) & 8u) << i;
+}
+
+TEST_F(FullDiskTest, AQuotaBeyondTheDiskMakesRoomOnTheDisk)
+{
+    open(uint64_t{1} << 40);
+    fill("rest"); // of somebody who shares the disk
+    const cg_test::Bytes one(1 << 16);
+    EXPECT_EQ(fs->put("m/part", one), ENOSPC);
+    cg_space_tend(fs->fs);
+    EXPECT_GT(left(), (4u << 20) / 100 * 8);
+    EXPECT_LT(left(), (4u << 20) / 100 * 25) << "no more than was wanted";
+    EXPECT_GT(metric("evicted_bytes_total"), 0u);
+    EXPECT_EQ(fs->put("m/part", one), 0);
+    struct statvfs disk, shown;
+    ASSERT_EQ(fstatvfs(dir.fd, &disk), 0);
+    ASSERT_EQ(cg_fs_statfs(fs->fs, &shown), 0);
+    EXPECT_EQ(shown.f_blocks, disk.f_blocks);
+    EXPECT_EQ(shown.f_bavail, disk.f_bavail);
+    EXPECT_EQ(metric("quota_bytes"), uint64_t{1} << 40) << "as it was given";
+    // What comes through the mount counts at once.
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s()));
+    fill("m/more");
+    publish_here(fs->fs, 1 << 20);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s()));
+}
+
+TEST_F(FullDiskTest, ADiskThatContextsFillIsToldOf)
+{
+    make_context("c", chain, 0);
+    open(uint64_t{1} << 40);
+    fill("rest");
+    cg_space_tend(fs->fs);
+    EXPECT_NE(fs->log().find("all of what its disk has for it"), std::string::npos) << fs->log();
+    cg_fs_file *file;
+    fs->mkdirs("m/contexts/d/L3");
+    EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC);
+    EXPECT_EQ(unlinkat(dir.fd, "rest", 0), 0);
+    cg_space_tend(fs->fs);
+    ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0);
+    fs->close(file);
+}
+
+TEST_F(FullDiskTest, ADiskWithoutAnEndIsNotFull)
+{
+    if (mount(nullptr, dir.path.c_str(), nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, "size=0") != 0)
+        GTEST_SKIP() << "cannot take away a tmpfs's limit";
+    open(uint64_t{1} << 40);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(metric("evicted_bytes_total"), 0u);
+    for (const cg_test::Chunk &chunk : chain)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
 }
 
 TEST_F(FullDiskTest, AStartRemovesFirstWhatAKilledDaemonLeft)
