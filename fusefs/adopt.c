@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -97,6 +98,29 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
     cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);
     if (status != CG_OK)
         cg_fs_log_of_file(fs, fd, "not adopted:", path, status);
+}
+
+bool cg_fs_is_misplaced(const char *path)
+{
+    static const char LEAF[] = "/context.json";
+    const char *leaf = strrchr(path, '/'), *slash = strchr(path, '/');
+    return leaf != NULL && strcmp(leaf, LEAF) == 0 &&
+           (slash == leaf || strchr(slash + 1, '/') == leaf);
+}
+
+void cg_fs_tell_misplaced(cg_fs *fs, const char *path, int fd)
+{
+    const cg_key name = cg_key_of_bytes(path, strlen(path));
+    bool is_told = false;
+    pthread_mutex_lock(&fs->log_lock);
+    for (size_t i = 0; i < CG_N_MISPLACED; i++)
+        is_told |= cg_key_equal(&fs->misplaced[i], &name);
+    if (!is_told)
+        fs->misplaced[fs->n_misplaced++ % CG_N_MISPLACED] = name;
+    pthread_mutex_unlock(&fs->log_lock);
+    if (!is_told)
+        cg_fs_log_of_file(fs, fd, "not served, contexts lie in MODEL/contexts/NAME:", path,
+                          CG_ERR_INVALID_ARGUMENT);
 }
 
 void cg_fs_adopt_tree(cg_fs *fs)

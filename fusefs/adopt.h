@@ -15,4 +15,10 @@
  * else NULL. A failure is logged and counted, and the file itself stays. */
 void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
                  const cg_chunk_header *header);
+/* Whether it is the context.json of a context in the root or in a model's folder, as where a copy
+ * went there because contexts/ was not there: all went well, and nothing in it is ever found.
+ * Deeper down people may keep what they like. */
+bool cg_fs_is_misplaced(const char *path);
+/* Says so in the log, once for each of the last CG_N_MISPLACED names. */
+void cg_fs_tell_misplaced(cg_fs *fs, const char *path, int fd);
 #endif

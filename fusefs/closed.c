@@ -97,16 +97,6 @@ static void end(cg_fs *fs, cg_fs_file *file)
     cg_fs_give_back_descriptor(fs, opener);
 }
 
-/* A context that was copied to the root or into a model's folder, as where contexts/ was not there:
- * all went well, and nothing in it is ever found. Deeper down people may keep what they like. */
-static bool is_misplaced(const char *path)
-{
-    static const char LEAF[] = "/context.json";
-    const char *leaf = strrchr(path, '/'), *slash = strchr(path, '/');
-    return leaf != NULL && strcmp(leaf, LEAF) == 0 &&
-           (slash == leaf || strchr(slash + 1, '/') == leaf);
-}
-
 /* profile.cgp and model.json of a context are ordinary files, and of use to others once they are
  * written. So is a line in the log of a context that lies where nobody looks. The caller frees the
  * path. */
@@ -117,7 +107,7 @@ static bool is_to_be_adopted(cg_fs *fs, const cg_fs_file *file, cg_tree_name *na
         return false;
     cg_tree_parse(*path_out, name_out);
     if (name_out->kind == CG_TREE_CONTEXT_PROFILE || name_out->kind == CG_TREE_CONTEXT_MODEL ||
-        is_misplaced(*path_out))
+        cg_fs_is_misplaced(*path_out))
         return true;
     free(*path_out);
     return false;
@@ -132,9 +122,8 @@ static void adopt(cg_fs *fs, cg_fs_file *file)
     if (fstat(file->fd, &attr) != 0 || attr.st_size == 0 ||
         !is_to_be_adopted(fs, file, &name, &path))
         return;
-    if (is_misplaced(path)) {
-        cg_fs_log_of_file(fs, file->fd, "not served, contexts lie in MODEL/contexts/NAME:", path,
-                          CG_ERR_INVALID_ARGUMENT);
+    if (cg_fs_is_misplaced(path)) {
+        cg_fs_tell_misplaced(fs, path, file->fd);
     } else if (!cg_fs_file_is_being_written(&fs->nodes, file->node)) {
         /* A profile is linked: nobody may begin to write to it until its second name is there. */
         const cg_gate before = cg_gate_check_begin(&fs->nodes, file->node);

@@ -25,6 +25,7 @@ typedef struct cg_log_quota {
     uint64_t n_left_out;
 } cg_log_quota;
 enum { CG_N_LOG_QUOTAS = 64, CG_LOG_LINES = 10, CG_LOG_SECONDS = 10 };
+enum { CG_N_MISPLACED = 64 }; /* names that are remembered */
 
 /* fusefs/space.h; one thread writes, any reads. */
 typedef struct cg_space {
@@ -112,7 +113,9 @@ struct cg_fs {
     cg_closed closed;
     cg_metrics metrics;
     cg_log_quota log_quotas[CG_N_LOG_QUOTAS]; /* by uid; several share one if they must */
-    pthread_mutex_t log_lock;                 /* of log_quotas; nothing is called under it */
+    cg_key misplaced[CG_N_MISPLACED]; /* hashes of names that were told, see fusefs/adopt.h */
+    size_t n_misplaced;
+    pthread_mutex_t log_lock; /* of log_quotas and misplaced; nothing is called under it */
 };
 
 /* One line to the log; control characters, as in file names, become '?'. */

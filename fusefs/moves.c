@@ -218,6 +218,21 @@ static int move(const place *from, const place *to, unsigned flags)
     return unlinkat(from->dir_fd, from->leaf, 0) == 0 ? 0 : errno;
 }
 
+/* Of what has its new name: the log says if it is a context that nobody finds there. */
+static void tell_of_context(cg_fs *fs, const place *at, mode_t type)
+{
+    char path[CG_TREE_PATH_BYTES];
+    const char *rest = S_ISDIR(type) ? "/context.json" : "";
+    if (snprintf(path, sizeof path, "%s%s", at->path, rest) >= (int)sizeof path ||
+        !cg_fs_is_misplaced(path))
+        return;
+    const int fd = cg_beneath_open(fs->root_fd, path, O_PATH);
+    if (fd < 0)
+        return;
+    cg_fs_tell_misplaced(fs, path, fd);
+    close(fd);
+}
+
 static int rename_waiting(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *new_parent,
                           const char *new_name, unsigned flags)
 {
@@ -289,6 +304,10 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
             cg_publish_sync_directory(from.dir_fd);
     }
     cg_arrivals_end(fs, &list, error == 0);
+    if (error == 0)
+        tell_of_context(fs, &to, attr.st_mode);
+    if (error == 0 && exchange)
+        tell_of_context(fs, &from, other.st_mode);
     place_close(&from);
     place_close(&to);
     return error;

@@ -733,7 +733,23 @@ TEST_F(FsTest, AContextWhereNobodyLooksForOneIsToldOf)
         const std::string path = std::string(folder) + "/context.json";
         ASSERT_EQ(fs.put(path, json), 0);
         EXPECT_NE(fs.log().find(TOLD + path + " of user "), std::string::npos) << fs.log();
+        const std::string log = fs.log();
+        ASSERT_EQ(fs.put(path, json), 0);
+        EXPECT_EQ(fs.log(), log) << "once for a name";
     }
+    // As rsync does, and mv of a folder.
+    fs.mkdirs("rsync");
+    ASSERT_EQ(fs.put("rsync/.context.json.AbCdEf", json), 0);
+    ASSERT_EQ(fs.rename("rsync/.context.json.AbCdEf", "rsync/context.json"), 0);
+    EXPECT_NE(fs.log().find(TOLD + std::string("rsync/context.json")), std::string::npos);
+    ASSERT_EQ(fs.rename("m/contexts/c", "m/mv"), 0);
+    EXPECT_NE(fs.log().find(TOLD + std::string("m/mv/context.json")), std::string::npos);
+    const std::string log = fs.log();
+    ASSERT_EQ(fs.rename("m/mv", "m/contexts/c"), 0);
+    ASSERT_EQ(fs.rename("m/copies", "copies"), 0);
+    EXPECT_EQ(fs.log(), log);
+    ASSERT_EQ(fs.rename("m/contexts/c", "copies", RENAME_EXCHANGE), 0);
+    EXPECT_NE(fs.log().find(TOLD + std::string("copies/context.json")), std::string::npos);
 }
 
 TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics)
