@@ -2,6 +2,7 @@
 
 #include "fusefs/at_hand.h"
 #include "fusefs/lanes.h"
+#include "fusefs/metrics.h"
 #include "fusefs/overdue.h"
 #include "fusefs/requests.h"
 #include "iouring/clock.h"
@@ -347,6 +348,15 @@ static void start_thread(loop *l)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+/* Why libfuse has ended the session: as the kernel's first request was refused, say. Its own loop
+ * does nothing more of a session that is over, and tells. */
+static int error_of(struct fuse_session *session)
+{
+    const int error = fuse_session_loop(session);
+    fuse_session_exit(session); /* it was reset */
+    return error;
+}
+
 int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned store_timeout_s)
 {
     loop *l = calloc(1, sizeof *l);
@@ -393,6 +403,7 @@ int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned stor
     for (cg_lane_job *job; (job = cg_lanes_take_waiting(&l->lanes)) != NULL;)
         free(job);
     error = error != 0 ? error : l->error;
+    error = error != 0 ? error : error_of(session);
     pthread_cond_destroy(&l->called);
     pthread_mutex_destroy(&l->lock);
     sem_destroy(&l->called_main);

@@ -7,11 +7,21 @@
  */
 #ifndef CG_FUSEFS_LOOP_H
 #define CG_FUSEFS_LOOP_H
+#include "fusefs/core.h"
 #include "fusefs/fuse_api.h"
-#include "fusefs/metrics.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Serves until a signal (fuse_set_signal_handlers()) or an unmount ends the session. Then waits for
  * what is under way. store_timeout_s: for so long, and up to a second more, a request that changes
- * nothing waits for the store; 0: without end (fusefs/overdue.h). 0 or -errno. */
+ * nothing waits for the store; 0: without end (fusefs/overdue.h). 0, the number of the signal, or
+ * -errno: also where libfuse ended the session, as it does when it refuses the kernel's first
+ * request. */
 int cg_loop_run(struct fuse_session *session, cg_metrics *metrics, unsigned store_timeout_s);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

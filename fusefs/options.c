@@ -27,6 +27,7 @@ typedef struct parsed {
 
 enum {
     KEY_IGNORED = 1,
+    KEY_REFUSED,
     KEY_ATTR_TIMEOUT,
     KEY_ENTRY_TIMEOUT,
     KEY_QUOTA,
@@ -64,6 +65,8 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("scrub=", KEY_SCRUB),
     FUSE_OPT_KEY("dead_after=", KEY_DEAD_AFTER),
     FUSE_OPT_KEY("store_timeout=", KEY_STORE_TIMEOUT),
+    /* libfuse would end a mount with it at the kernel's first request. */
+    FUSE_OPT_KEY("max_read=", KEY_REFUSED),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
@@ -233,6 +236,10 @@ static int take_argument(void *data, const char *argument, int key, struct fuse_
     (void)out;
     switch (key) {
     case KEY_IGNORED: return 0;
+    case KEY_REFUSED:
+        fprintf(stderr, "cachegenfs: %s: a mount cannot have this option\n", argument);
+        p->failed = true;
+        return 0;
     case KEY_ATTR_TIMEOUT:
         p->failed |= !parse_seconds(argument, &p->options->attr_timeout_s);
         return 0;

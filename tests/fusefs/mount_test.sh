@@ -14,6 +14,10 @@ printf 'X' | dd of="$flipped" bs=1 seek=50000 conv=notrunc status=none
 head -c 60000 "$good" > "$short"
 contexts=$mnt/m/contexts
 
+check "an option that libfuse would refuse later is refused at once" \
+    sh -c 'timeout 20 "$1" "$2" "$3" -o max_read=131072 2>&1 | grep -q "max_read=131072: a mount cannot have"' \
+    sh "$cachegenfs" "$store" "$mnt"
+
 ways_in() {
     mkdir -p "$contexts"
     check "cp -r" cp -r "$source" "$contexts/cp"
