@@ -77,6 +77,12 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("auto", KEY_IGNORED),
     FUSE_OPT_KEY("noauto", KEY_IGNORED),
     FUSE_OPT_KEY("user", KEY_IGNORED),
+    /* What /proc/mounts shows of a mount, and other times of access: the store's rules hold. */
+    FUSE_OPT_KEY("user_id=", KEY_IGNORED),
+    FUSE_OPT_KEY("group_id=", KEY_IGNORED),
+    FUSE_OPT_KEY("relatime", KEY_IGNORED),
+    FUSE_OPT_KEY("strictatime", KEY_IGNORED),
+    FUSE_OPT_KEY("lazytime", KEY_IGNORED),
     FUSE_OPT_END,
 };
 /* clang-format on */

@@ -14,6 +14,15 @@ printf 'X' | dd of="$flipped" bs=1 seek=50000 conv=notrunc status=none
 head -c 60000 "$good" > "$short"
 contexts=$mnt/m/contexts
 
+# As in fstab, and as /proc/mounts shows them.
+mount_store -o relatime,strictatime,lazytime,noauto
+shown=$(awk -v at="$mnt" '$2 == at { print $4 }' /proc/mounts)
+unmount
+mount_store -o "$shown"
+check "a mount takes the options that it shows" \
+    equal "$(awk -v at="$mnt" '$2 == at { print $4 }' /proc/mounts)" "$shown"
+unmount
+
 check "an option that libfuse would refuse later is refused at once" \
     sh -c 'timeout 20 "$1" "$2" "$3" -o max_read=131072 2>&1 | grep -q "max_read=131072: a mount cannot have"' \
     sh "$cachegenfs" "$store" "$mnt"
