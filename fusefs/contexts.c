@@ -56,7 +56,7 @@ static bool has_expired(int dir_fd, int64_t now_s)
     char text[TIME_BYTES];
     struct stat attr;
     int64_t seconds;
-    if (fgetxattr(dir_fd, CG_CONTEXT_PIN, NULL, 0) >= 0)
+    if (fgetxattr(dir_fd, CG_CONTEXT_PIN, NULL, 0) >= 0 || errno != ENODATA)
         return false;
     /* What cannot be read or understood never expires. Without a context.json, as while a context
      * is being copied in, the folder's own time counts. */

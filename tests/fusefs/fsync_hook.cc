@@ -18,6 +18,7 @@ std::function<void(int, const char *)> current_chown;
 std::function<int(const char *, const char *)> current_rename;
 std::function<void(const char *)> current_stat;
 std::function<void()> current_close;
+std::function<int(const char *)> current_attribute;
 
 } // namespace
 
@@ -86,6 +87,16 @@ CloseHook::~CloseHook()
     current_close = nullptr;
 }
 
+AttributeHook::AttributeHook(std::function<int(const char *name)> hook)
+{
+    current_attribute = std::move(hook);
+}
+
+AttributeHook::~AttributeHook()
+{
+    current_attribute = nullptr;
+}
+
 } // namespace cg_test
 
 extern "C" int __real_openat(int dir_fd, const char *name, int flags, ...);
@@ -138,6 +149,19 @@ extern "C" int __wrap_close(int fd)
     if (current_close)
         current_close();
     return __real_close(fd);
+}
+
+extern "C" ssize_t __real_fgetxattr(int fd, const char *name, void *value, size_t size);
+extern "C" ssize_t __wrap_fgetxattr(int fd, const char *name, void *value, size_t size);
+
+extern "C" ssize_t __wrap_fgetxattr(int fd, const char *name, void *value, size_t size)
+{
+    const int error = current_attribute ? current_attribute(name) : 0;
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
+    return __real_fgetxattr(fd, name, value, size);
 }
 
 extern "C" int __real_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);

@@ -1,5 +1,5 @@
 // tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, syncfs(),
-// fchownat(), openat(), renameat(), fstatat() and close().
+// fchownat(), openat(), renameat(), fstatat(), close() and fgetxattr().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <functional>
@@ -69,6 +69,17 @@ class CloseHook
     ~CloseHook();
     CloseHook(const CloseHook &) = delete;
     CloseHook &operator=(const CloseHook &) = delete;
+};
+
+// While it lives, fgetxattr(fd, name, ...) calls hook(name) first. An errno value: it fails with
+// it. 0: it goes on. One at a time.
+class AttributeHook
+{
+  public:
+    explicit AttributeHook(std::function<int(const char *name)> hook);
+    ~AttributeHook();
+    AttributeHook(const AttributeHook &) = delete;
+    AttributeHook &operator=(const AttributeHook &) = delete;
 };
 
 } // namespace cg_test

@@ -1516,6 +1516,20 @@ TEST(ContextsTest, ExpireAlsoWhereAnEarlierOneCouldNotBeRemoved)
     std::filesystem::remove_all(own + "/expired-8");
 }
 
+TEST(ContextsTest, DoNotExpireWhereAPinCannotBeRead)
+{
+    const cg_test::TempDir dir;
+    if (!make_context(dir, "a", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    OwnStaging own(dir);
+    for (const int error : {EIO, EACCES}) {
+        const cg_test::AttributeHook hook(
+            [&](const char *name) { return strcmp(name, CG_CONTEXT_PIN) == 0 ? error : 0; });
+        EXPECT_EQ(own.expire(), 0u) << strerror(error);
+    }
+    EXPECT_EQ(own.expire(), 1u);
+}
+
 // Between the look at a context and its removal another one may be moved to its name.
 TEST(ContextsTest, ExpiryTakesNoOtherContextThatGetsTheName)
 {
