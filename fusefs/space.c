@@ -3,6 +3,7 @@
 #include "fusefs/contexts.h"
 #include "fusefs/drop.h"
 #include "fusefs/fs.h"
+#include "fusefs/grown.h"
 #include "fusefs/lease.h"
 #include "iouring/clock.h"
 #include "iouring/store.h"
@@ -249,18 +250,62 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Removes what has expired; what nobody used since goes first. False: there is no survey any
- * more. */
-static bool expire(cg_fs *fs, cg_survey *survey)
+/* What expired contexts named. By what it is: a file that loses its finest levels gets another
+ * number. */
+typedef struct expired {
+    cg_key *ids;
+    size_t n_ids, max_ids;
+    int64_t at_s; /* by the store's clock */
+} expired;
+
+static cg_key id_of(const cg_survey *survey, const cg_object_file *file)
+{
+    struct {
+        cg_key key;
+        cg_fingerprint profile;
+        char model[CG_TREE_NAME_BYTES];
+    } id = {.key = file->key, .profile = file->profile};
+    strncpy(id.model, survey->models[file->model], sizeof id.model - 1);
+    return cg_key_of_bytes(&id, sizeof id);
+}
+
+static int by_id(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(cg_key));
+}
+
+/* What nobody has used since goes first. */
+static void put_first(cg_survey *survey, const expired *gone)
+{
+    for (size_t i = 0; gone->n_ids > 0 && i < survey->n_files; i++) {
+        cg_object_file *file = &survey->files[i];
+        const cg_key id = id_of(survey, file);
+        if (file->used_at_s < gone->at_s &&
+            bsearch(&id, gone->ids, gone->n_ids, sizeof id, by_id) != NULL)
+            file->used_at_s = 0;
+    }
+}
+
+/* Removes what has expired. False: there is no survey any more. The caller frees the ids. */
+static bool expire(cg_fs *fs, cg_survey *survey, expired *gone_out)
 {
     ino_t *inos;
     size_t n_inos, n_removed;
+    gone_out->at_s = cg_staging_now_s(&fs->staging);
     cg_contexts_expire(fs->root_fd, &fs->staging, may_not_go_on, fs, &inos, &n_inos, &n_removed);
     cg_metrics_add(&fs->metrics.expired, n_removed);
     const bool is_there = n_removed == 0 || survey_again(fs, survey);
-    for (size_t i = 0; is_there && n_inos > 0 && i < survey->n_files; i++)
-        if (bsearch(&survey->files[i].ino, inos, n_inos, sizeof *inos, by_number) != NULL)
-            survey->files[i].used_at_s = 0;
+    for (size_t i = 0; is_there && n_inos > 0 && i < survey->n_files; i++) {
+        if (bsearch(&survey->files[i].ino, inos, n_inos, sizeof *inos, by_number) == NULL)
+            continue;
+        cg_key *ids = cg_grown(gone_out->ids, gone_out->n_ids, &gone_out->max_ids, sizeof *ids);
+        if (ids == NULL)
+            break; /* the rest goes in its turn */
+        gone_out->ids = ids;
+        ids[gone_out->n_ids++] = id_of(survey, &survey->files[i]);
+    }
+    if (gone_out->n_ids > 0)
+        qsort(gone_out->ids, gone_out->n_ids, sizeof *gone_out->ids, by_id);
     free(inos);
     return is_there;
 }
@@ -270,23 +315,27 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
 {
     size_t next_quota = 0;
     uint32_t model;
-    bool has_expired = false;
-    for (;;) {
+    bool has_expired = false, is_there = true;
+    expired gone = {.n_ids = 0};
+    while (is_there) {
         const size_t this_quota = next_quota;
         uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
         /* Only now that room is wanted: until then an expired context is as good as any. It may
          * have been enough, so the same quota is asked again. */
         if (wanted > 0 && !has_expired) {
             has_expired = true;
-            if (!expire(fs, survey))
-                return;
+            if (!expire(fs, survey, &gone))
+                break;
             next_quota = this_quota;
             wanted = find_wanted(fs, survey, &next_quota, &model);
         }
+        put_first(survey, &gone);
         const bool has_changed = make_room(fs, survey, model, wanted);
-        if (model == CG_EVICT_ALL_MODELS || (has_changed && !survey_again(fs, survey)))
-            return;
+        if (model == CG_EVICT_ALL_MODELS)
+            break;
+        is_there = !has_changed || survey_again(fs, survey);
     }
+    free(gone.ids);
 }
 
 /* Whether anything ever goes. */

@@ -1230,6 +1230,29 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
     EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
 }
 
+// The second quota is looked after by another survey, and what lost levels for the first is in
+// other files by then.
+TEST_F(SpaceTest, WhatExpiredGoesFirstForEachQuota)
+{
+    const std::vector<cg_test::Chunk> expired = publish(1, 8, 15), cold = publish(2, 4, 20);
+    make_context("c", expired, 10);
+    if (!set_ttl("c", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    const uint64_t used_bytes = used();
+    cg_fs_config config = {};
+    cg_model_quota quotas[] = {{"m", 0}};
+    quotas[0].bytes = used_bytes / 10 * 9;
+    config.model_quotas = quotas;
+    config.n_model_quotas = 1;
+    config.quota_bytes = used_bytes / 10 * 6;
+    fs = std::make_unique<cg_test::Fs>(dir.path, config);
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), config.quota_bytes / 100 * 90);
+    EXPECT_EQ(metric("expired_contexts_total"), 1u);
+    for (const cg_test::Chunk &chunk : cold)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+}
+
 // Here the daemon's clock is 31 days ahead of the store's.
 TEST_F(SpaceTest, AgesAreOfTheStoresClock)
 {
