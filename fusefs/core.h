@@ -119,7 +119,8 @@ int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out);
 /* Releases files and directories that are still open, and discards files that never became valid.
  * NULL is fine. */
 void cg_fs_free(cg_fs *fs);
-/* Tends the store until cg_fs_stop(): beats, so that other daemons know that we live; runs
+/* Tends the store until cg_fs_stop(): where the disk had no room for a daemon, waits until it has,
+ * so that the mount is no longer read-only; beats, so that other daemons know that we live; runs
  * cg_fs_adopt_tree() once; then makes room whenever the store comes near its quota. For a thread of
  * its own. */
 void cg_fs_keep(cg_fs *fs);

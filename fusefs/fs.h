@@ -79,8 +79,11 @@ typedef struct cg_closed {
 
 struct cg_fs {
     int root_fd;
-    int proc_fd;    /* /proc/self/fd: that there is none shows at the start */
-    bool read_only; /* asked for, or the store is */
+    int proc_fd; /* /proc/self/fd: that there is none shows at the start */
+    /* Asked for, or the store is. Until it is not, nobody uses staging. */
+    _Atomic bool read_only;
+    _Atomic bool awaits_room; /* it is so only until the disk has room for our folder */
+    unsigned dead_after_s;
     bool ignores_acls;
     cg_acl_notes acl_notes;
     bool is_root;        /* what is created is given to its caller */

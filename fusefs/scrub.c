@@ -84,7 +84,11 @@ int64_t cg_scrub_tend(cg_fs *fs)
 
 void cg_fs_scrub(cg_fs *fs)
 {
-    if (fs->scrub_bytes_per_s == 0 || fs->read_only)
+    if (fs->scrub_bytes_per_s == 0)
+        return;
+    while (fs->awaits_room && !cg_fs_wait(fs, ASK_SECONDS * CG_SECOND_NS))
+        ;
+    if (fs->read_only)
         return;
     cg_fs_stand_back();
     while (!cg_fs_wait(fs, (uint64_t)cg_scrub_tend(fs) * CG_SECOND_NS))

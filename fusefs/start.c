@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 };
+enum { MAX_PENDING = 1024 /* of a user */, KEEP_SECONDS = 2 /* also: ask for room again */ };
 static const size_t DEFAULT_MAX_LISTED_FILES = 200000;
 static const uint64_t DEFAULT_MAX_FILE_BYTES = UINT64_C(4) << 30;
 static const uint64_t VALIDATION_BYTES = UINT64_C(256) << 20; /* of checks that run at once */
@@ -65,6 +65,7 @@ static void init(cg_fs *fs, const cg_fs_config *config)
 {
     fs->read_only = config->read_only;
     fs->ignores_acls = config->ignores_acls;
+    fs->dead_after_s = config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S;
     fs->is_root = geteuid() == 0;
     fs->max_file_bytes =
         config->max_file_bytes != 0 ? config->max_file_bytes : DEFAULT_MAX_FILE_BYTES;
@@ -111,28 +112,29 @@ static void close_all(cg_fs *fs)
 }
 
 /* A store that cannot be written to is still good to be read: only other errors end the start. */
-static int open_staging(cg_fs *fs, const cg_fs_config *config)
+static int open_staging(cg_fs *fs)
 {
     uint64_t n_removed;
-    const int error = cg_staging_open(
-        &fs->staging, fs->root_fd,
-        config->dead_after_s != 0 ? config->dead_after_s : CG_STAGING_SILENT_S, &n_removed);
+    const int error = cg_staging_open(&fs->staging, fs->root_fd, fs->dead_after_s, &n_removed);
     if (error == EROFS || error == EACCES || error == EPERM) {
         cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
                   strerror(error));
         fs->read_only = true;
+        fs->awaits_room = false; /* more room would not help */
         return 0;
     }
     if (n_removed > 0)
         cg_fs_log(fs, CG_LOG_INFO, "removed %llu unfinished files of killed daemons",
                   (unsigned long long)n_removed);
     if (cg_staging_has_no_room(error)) {
-        cg_fs_log(fs, CG_LOG_WARNING,
-                  "the store is full (%s): read-only; remove something past the mount, or what "
-                  "no context names (cachegenfs gc STORE --orphans --remove), then mount again",
-                  strerror(error));
+        if (!fs->awaits_room)
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "the store is full (%s): read-only until there is room; remove something "
+                      "past the mount, or what no context names (cachegenfs gc STORE --orphans "
+                      "--remove)",
+                      strerror(error));
         cg_staging_close(&fs->staging);
-        fs->read_only = true;
+        fs->read_only = fs->awaits_room = true;
         return 0;
     }
     return error == 0 ? upgrade_layout(fs) : error;
@@ -148,7 +150,7 @@ static int open_store(cg_fs *fs, const cg_fs_config *config, struct stat *root_o
     fs->has_identities = cg_fs_is_local(fs->root_fd);
     if ((error = check_layout(fs)) != 0 || (error = check_acls(fs)) != 0)
         return error;
-    return fs->read_only ? 0 : open_staging(fs, config);
+    return fs->read_only ? 0 : open_staging(fs);
 }
 
 int cg_fs_new(const cg_fs_config *config, cg_fs **fs_out)
@@ -300,9 +302,27 @@ static void *look_through(void *arg)
     return NULL;
 }
 
+/* Of a start on a full disk: the mount can be written once there is room, as after an eviction by
+ * another daemon. */
+static void await_room(cg_fs *fs)
+{
+    while (fs->awaits_room && !cg_fs_wait(fs, KEEP_SECONDS * CG_SECOND_NS)) {
+        const int error = open_staging(fs);
+        if (error == 0 && fs->staging.dir_fd < 0)
+            continue;
+        cg_fs_log(fs, error == 0 ? CG_LOG_INFO : CG_LOG_WARNING,
+                  error == 0 ? "the store has room again: it can be written"
+                             : "the mount stays read-only: %s",
+                  strerror(error));
+        fs->read_only = error != 0;
+        fs->awaits_room = false;
+    }
+}
+
 void cg_fs_keep(cg_fs *fs)
 {
     pthread_t behind;
+    await_room(fs);
     if (!fs->read_only && cg_staging_live(&fs->staging, tell_of_life, fs) != 0)
         cg_fs_log(fs, CG_LOG_ERROR, "no thread: other hosts will take this daemon for dead");
     const bool has_behind = pthread_create(&behind, NULL, look_through, fs) == 0;

@@ -1130,6 +1130,26 @@ TEST_F(FullDiskTest, WithoutRoomForADaemonItIsReadOnlyUntilGcMakesRoom)
     EXPECT_EQ(fs->mkdir("m/other"), 0);
 }
 
+TEST_F(FullDiskTest, ADaemonWithoutRoomIsReadOnlyNoLongerThanThat)
+{
+    fill("rest");
+    open(2 << 20);
+    ASSERT_EQ(fs->mkdir("m/other"), EROFS);
+    EXPECT_EQ(unlinkat(dir.fd, "rest", 0), 0);
+    std::thread keeper([this] { cg_fs_keep(fs->fs); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (fs->mkdir("m/other") == EROFS && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_EQ(fs->mkdir("m/other"), EEXIST);
+    while (metric("evictions_total") == 0 && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_GT(metric("evictions_total"), 0u) << "and room is made";
+    cg_fs_stop(fs->fs);
+    keeper.join();
+    EXPECT_NE(fs->log().find("read-only until there is room"), std::string::npos);
+    EXPECT_NE(fs->log().find("it can be written"), std::string::npos);
+}
+
 TEST_F(FullDiskTest, ARepairRemovesWhatItCan)
 {
     const std::string unfinished = "m/contexts/c/L1/.00000.kv.0123456789abcdef.tmp";
