@@ -252,8 +252,12 @@ class WishesTest(unittest.TestCase):
             ({"cachegen.worst_level": 1}, "cachegen.worst_level: 1"),
             ({"cachegen.ttft_budget_ms": "fast"}, "cachegen.ttft_budget_ms: 'fast'"),
             ({"cachegen.ttft_budget_ms": math.nan}, "cachegen.ttft_budget_ms"),
+            ({"cachegen.ttft_budget_ms": 0}, "cachegen.ttft_budget_ms: 0"),
+            ({"cachegen.ttft_budget_ms": -5}, "cachegen.ttft_budget_ms: -5"),
+            ({"cachegen.ttft_budget_ms": True}, "cachegen.ttft_budget_ms: True"),
             ({"cachegen.quality": [1]}, "cachegen.quality: [1]"),
             ({"cachegen.quality": 0}, "cachegen.quality: 0"),
+            ({"cachegen.quality": True}, "cachegen.quality: True"),
             ({"cachegen.quality": 0.1, "cachegen.level": "L1"}, "cachegen.level"),
             ({"cachegen.contex": "name"}, "'cachegen.contex' is unknown"),
         ):
@@ -276,9 +280,13 @@ class WishesTest(unittest.TestCase):
         self.assertNotIn("cachegen.refused", answer := made.finish(asked, []))
         self.assertEqual(made.matched_tokens(request("next", kv_transfer_params=answer), 0), (128, True))
 
-    def test_a_budget_without_end_is_a_long_one(self):
-        # The library takes 64 bits of ns: 18446744073710 ms would come around to half a millisecond.
-        for budget_ms, want_ns in ((1.5, 1_500_000), (18446744073710, 86400 * 10**9), (float("inf"), 86400 * 10**9)):
+    def test_a_budget_without_end_is_a_long_one_and_one_next_to_nothing_is_not_the_configured_one(self):
+        # The library takes 64 bits of ns: 18446744073710 ms would come around to half a millisecond. 0 ns are the
+        # configuration's to it.
+        day_ns = 86400 * 10**9
+        for budget_ms, want_ns in (
+            (1.5, 1_500_000), (18446744073710, day_ns), (float("inf"), day_ns), (1e-7, 1), (5e-324, 1),
+        ):  # fmt: skip
             with self.subTest(budget_ms):
                 options = parse_options({"cachegen.ttft_budget_ms": budget_ms})
                 passed_on = abi.make_request(array.array("I", [1]), ttft_budget_ns=options.ttft_budget_ns)

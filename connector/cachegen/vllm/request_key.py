@@ -102,6 +102,8 @@ def _read(params, key, parse):
 
 
 def _parse_number(value):
+    if isinstance(value, bool):  # float() takes it for 0 or 1
+        raise ValueError(f"{value!r} is no number")
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):
@@ -109,7 +111,10 @@ def _parse_number(value):
 
 
 def _parse_budget(value):
-    return max(0, int(min(_parse_number(value), MAX_BUDGET_MS) * 1e6))
+    number = _parse_number(value)
+    if not number > 0:
+        raise ValueError(f"{number} is no time above 0")
+    return max(1, int(min(number, MAX_BUDGET_MS) * 1e6))  # 0 would be the configuration's
 
 
 def _parse_quality(value):
