@@ -1359,7 +1359,8 @@ class MeasureTest(unittest.TestCase):
     def loaded(self, predicted_ns=0, loads=((192, 0),), params=None):
         made = scheduler(Store(hit=192))
         made.library.cg.predicted_ns = predicted_ns
-        made.matched_tokens(request(kv_transfer_params=params), 0)
+        self.asked = request(kv_transfer_params=params)
+        made.matched_tokens(self.asked, 0)
         made.update_after_alloc(request(), blocks(13), 192)
         made.step(step_of(None, 0, 0))
         for load in loads:
@@ -1379,6 +1380,7 @@ class MeasureTest(unittest.TestCase):
                     self.assertEqual(self.budgets(made), (0, 0), "the prompt has more tokens")
                     made.step(step_of("r", 196, 4, is_new=False))
                     self.assertEqual(self.budgets(made), (0, 0), "the step goes on")
+                    self.asked.num_output_tokens = 1
                     if is_over_at_once:
                         made.finish(request(), [])
                     else:
@@ -1388,6 +1390,45 @@ class MeasureTest(unittest.TestCase):
                     self.assertEqual(self.budgets(made), met_and_missed)
                     self.assertEqual(len(made.take_observed()["budget_ratio"]), 1)
                     self.assertEqual(made.take_observed(), {})
+
+    def plan_ahead(self, first_token_ms, budget_ms=500):
+        """As vLLM's asynchronous scheduling does: the step behind the prompt's last one is planned after 1 ms, and the
+        first token comes when that runs."""
+        now_ms = mock.patch("time.monotonic_ns", lambda: 10**12 + self.now_ms * 10**6)
+        self.now_ms = 0
+        now_ms.start()
+        self.addCleanup(now_ms.stop)
+        made = self.loaded(params={"cachegen.ttft_budget_ms": budget_ms})
+        made.states["r"].spent_ns = 0
+        made.step(step_of("r", 192, 8))
+        self.now_ms = 1
+        made.step(step_of("r", 200, 1, is_new=False))
+        self.assertEqual(self.budgets(made), (0, 0), "there is none yet")
+        self.now_ms, self.asked.num_output_tokens = first_token_ms, 1
+        return made
+
+    def test_a_budget_counts_until_the_first_token_also_where_steps_are_planned_ahead(self):
+        for first_token_ms, met_and_missed in ((801, (0, 1)), (499, (1, 0))):
+            with self.subTest(first_token_ms):
+                made = self.plan_ahead(first_token_ms)
+                for n_computed in (201, 202):
+                    made.step(step_of("r", n_computed, 1, is_new=False))
+                    self.assertEqual(self.budgets(made), met_and_missed)
+                self.assertEqual(made._budgets._after_load._alone.mean, min(first_token_ms, 500 / 4) * 10**6)
+                self.assertEqual(made._budgets._first_tokens, [])
+
+    def test_so_it_does_where_the_request_is_preempted_by_the_step_that_was_planned_ahead(self):
+        made = self.plan_ahead(801)
+        made.matched_tokens(self.asked, 0)  # before the next step is told
+        self.assertEqual(self.budgets(made), (0, 1))
+        made.step(step_of(None, 0, 0))
+        self.assertEqual(self.budgets(made), (0, 1))
+
+    def test_a_request_that_is_over_without_a_token_is_waited_for_no_more(self):
+        made = self.loaded()
+        made.step(step_of("r", 192, 8))
+        made.finish(self.asked, [])
+        self.assertEqual(made._budgets._first_tokens, [])
 
     def test_the_time_that_a_request_has_waited_counts(self):
         made = scheduler(Store(hit=192))
@@ -1406,6 +1447,7 @@ class MeasureTest(unittest.TestCase):
                 now_ns = 10**15
                 made = self.loaded(params={"cachegen.ttft_budget_ms": 500000})
                 made.step(step_of("r", 192, 8 if n_output else 4))
+                self.asked.num_output_tokens = n_output
                 made.step(step_of("r", 200, 1, is_new=False) if n_output else step_of(None, 0, 0))
                 counted = self.budgets(made)
                 self.assertEqual(counted, (1, 0) if n_output else (0, 0))
@@ -1448,6 +1490,7 @@ class MeasureTest(unittest.TestCase):
                 if is_over_at_once:
                     self.assertIsNotNone(made.finish(request(), []))
                 else:
+                    self.asked.num_output_tokens = 1
                     self.assertIsNotNone(made.step(step_of("r", 200, 1, is_new=False)).overwritten)
                 self.assertEqual(sum(self.budgets(made)), 1)
                 self.assertEqual(made.failures._counts, {})

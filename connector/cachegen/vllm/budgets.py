@@ -22,7 +22,8 @@ class Budgets:
         self._library, self.failures, self._observed = library, failures, observed
         self.n_met = self.n_missed = 0
         self._after_load = AfterLoad()
-        self._first_tokens: list[RequestState] = []  # of requests whose prompt the step at hand completes
+        # Of requests whose prompt the step at hand completes, or one before it whose tokens are not there yet.
+        self._first_tokens: list[RequestState] = []
         self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
 
     def ahead_ns(self, state, others_due):
@@ -30,11 +31,18 @@ class Budgets:
         looked up or load, sorted."""
         return self._after_load.ahead(due_ns(state), others_due, state.budget_ns // 2)
 
+    @guarded(nothing)
+    def count_first_tokens(self):
+        """Those that are there by now. With asynchronous scheduling vLLM plans the next step before it has the tokens
+        of the last one."""
+        there = [state for state in self._first_tokens if state.request.num_output_tokens > 0]
+        self._first_tokens = [state for state in self._first_tokens if state.request.num_output_tokens == 0]
+        for state in there:
+            self._count(state, there)
+
     def begin_step(self, n_tokens):
-        """Of n_tokens. The last step is over, and the first tokens that it made are there."""
-        for state in self._first_tokens:
-            self._count(state)
-        self._first_tokens = []
+        """Of n_tokens."""
+        self.count_first_tokens()
         now_ns = time.monotonic_ns()
         if self._small_step_ns:
             self._after_load.note_step(min(now_ns - self._small_step_ns, self._library.ttft_budget_ns // 4))
@@ -42,24 +50,25 @@ class Budgets:
 
     def complete(self, state):
         """The step at hand computes a prompt's end, and so makes its request's first token."""
-        if state.awaits_first_token:
+        if state.awaits_first_token and state not in self._first_tokens:
             self._first_tokens.append(state)
 
     def finish(self, state):
         """A request is over: if the step at hand makes its first token, that is there."""
         if state in self._first_tokens:
-            self._count(state)
+            self._count(state, self._first_tokens)
+            self._first_tokens.remove(state)
 
     @guarded(nothing)
-    def _count(self, state):
-        """The step that made the request's first token is over."""
+    def _count(self, state, together):
+        """The request's first token is there. together: requests of which it is made in the same step."""
         if not state.awaits_first_token:
             return
         state.awaits_first_token = False
         now_ns, budget_ns = time.monotonic_ns(), state.budget_ns
         # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
         if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
-            n_together = sum(other.awaits_first_token for other in self._first_tokens)
+            n_together = sum(other.awaits_first_token for other in together)
             self._after_load.note(state.load_ended_ns, now_ns, budget_ns // 4, n_together)
         ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
         self.n_met, self.n_missed = self.n_met + (ratio <= 1), self.n_missed + (ratio > 1)

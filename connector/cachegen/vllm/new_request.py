@@ -46,6 +46,7 @@ def new_request(request, library, root, outages):
     if extra is not None and len(request.prompt_token_ids) < library.min_tokens:
         extra = None
     return RequestState(
+        request,
         tokens if extra is not None else array.array("I"),
         salt_of(request, root),
         root,

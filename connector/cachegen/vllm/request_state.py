@@ -9,6 +9,7 @@ from cachegen.vllm.request_key import Options
 
 @dataclass(eq=False)
 class RequestState:
+    request: object  # vLLM's
     tokens: array.array  # the prompt, with stand-ins for its images
     salt: bytes  # the reset's root, then the tenant's
     root: bytes  # of the last reset before its KV was begun

@@ -76,6 +76,7 @@ class Scheduler:
 
     def _match(self, request, state, num_computed_tokens):
         if state.allocated:  # preempted, or its load failed: the blocks are gone
+            self._budgets.count_first_tokens()  # its own may be there only now, and what it is counted by goes
             self._lookups.drop(state)
             self._shared_loads.end(state)
             state.allocated, state.has_begun = False, False
