@@ -584,7 +584,7 @@ class SharedLoadTest(unittest.TestCase):
             with self.subTest(what):
                 self.assertFalse(self.follows(**what))
                 self.made.finish(request("b"), [])
-        self.store.hit = 400
+        self.store.hit = 448
         self.assertFalse(self.follows(n_tokens=500))  # less than half of it
         self.assertEqual(self.n_shared(), 0)
 
@@ -1257,9 +1257,14 @@ class AdmissionTest(unittest.TestCase):
 
     def test_of_whole_chunks_all_but_the_last_token_is_loaded(self):
         self.assertEqual(CHUNK % 32, 0)
-        for hit, usable in ((2 * CHUNK - 1, 2 * CHUNK - 1), (2 * CHUNK - 32, CHUNK), (CHUNK, CHUNK)):
-            made = scheduler(Store(hit=hit))
-            self.assertEqual(made.matched_tokens(request(n_tokens=2 * CHUNK), 0), (usable, True), hit)
+        for tail in (32, 1):
+            for n_chunks, hit, usable in (
+                (2, 2 * CHUNK - 1, 2 * CHUNK - 1), (2, 2 * CHUNK - 32, CHUNK), (2, CHUNK, CHUNK),
+                (1, CHUNK - 1, CHUNK - 1), (1, CHUNK - 32, 0),
+            ):  # fmt: skip
+                made = scheduler(Store(hit=hit), tail_tokens=tail)
+                found = made.matched_tokens(request(n_tokens=n_chunks * CHUNK), 0)
+                self.assertEqual(found, (usable, usable > 0), (tail, hit))
 
     def test_short_prompts_are_neither_looked_up_nor_stored(self):
         store = Store(hit=64)

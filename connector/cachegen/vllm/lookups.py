@@ -97,9 +97,9 @@ class Lookups:
     def usable_tokens(self, state):
         """The hit, less a short last chunk that the prompt goes beyond: the full chunk can only be stored if all of
         it is computed, and without it nothing behind it would ever be found."""
+        if state.hit_tokens == len(state.tokens) - 1:
+            return state.hit_tokens  # all but the prompt's last token, which may be a full chunk's
         n_tail = state.hit_tokens % self._library.chunk_tokens
-        if n_tail % self._library.tail_tokens != 0:
-            return state.hit_tokens  # a full chunk's, less the prompt's last token
         whole = state.hit_tokens - n_tail
         return whole if n_tail and len(state.tokens) >= whole + self._library.chunk_tokens else state.hit_tokens
 
