@@ -4,6 +4,7 @@ usage: hooks_test.py
 """
 
 import array
+import dataclasses
 import fcntl
 import functools
 import itertools
@@ -36,7 +37,7 @@ from cachegen.vllm.connector import CachegenConnector, StartFailure  # noqa: E40
 from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.lookups import LOOKUPS  # noqa: E402
-from cachegen.vllm.messages import LoadPlan, Metadata, SavePlan, WorkerReport  # noqa: E402
+from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan, WorkerReport  # noqa: E402
 from cachegen.vllm.metrics import UP, Increments, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
@@ -174,6 +175,17 @@ class HooksTest(unittest.TestCase):
                 self.assertEqual(made.build_connector_worker_meta().loads["r"].loaded_tokens, 16)
                 self.assertEqual(made.get_finished(set()), (None, None))
 
+    def test_of_a_load_that_came_short_the_blocks_are_bad_that_are_not_whole(self):
+        progress = abi.Progress(done=1)
+        cg = types.SimpleNamespace(load_poll=lambda _: progress, load_free=lambda _: None, load_levels=lambda *_: b"")
+        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        for loaded_tokens, bad in ((0, {6, 7, 8}), (16, {6, 7, 8}), (40, {7, 8}), (48, {8}), (63, {8}), (64, set())):
+            with self.subTest(loaded_tokens):
+                progress.loaded_tokens = loaded_tokens
+                worker.loads["r"] = LoadPlan("r", 16, 64, [5, 6, 7, 8], b""), "handle"
+                self.assertEqual(connector(worker=worker).get_finished(set()), (None, {"r"}))
+                self.assertEqual(worker.take_bad_blocks(), bad)
+
     def test_a_load_that_cannot_be_asked_for_is_answered_for(self):
         freed = []
 
@@ -304,6 +316,35 @@ class ProfileTest(unittest.TestCase):
                 self.assertEqual(len(log.output), 1 + (state != UP), log.output)
                 self.assertEqual((made._state(), made.scheduler._is_off()), (state, state != UP))
                 self.assertIsNone(ranks[0].build_connector_worker_meta(), "told once")
+
+
+class RanksReportTest(unittest.TestCase):
+    def test_nothing_is_lost_of_what_two_ranks_report(self):
+        def reports():
+            first = dict(
+                loads={"r": LoadReport(64, 1)}, prefills=[(64, 2016, 5)], is_off=False, profiles={"a"},
+                adapters={7: {0: "x"}}, taken=[(7, "name", "x")], told=[("name", "x")],
+            )  # fmt: skip
+            second = dict(
+                loads={"r": LoadReport(32, 2), "s": LoadReport(16, 0)}, prefills=[(65, 2080, 6)], is_off=True,
+                profiles={"b"}, adapters={7: {1: "x"}, 8: {1: "y"}}, taken=[(8, "other", None)], told=[("other", "y")],
+            )  # fmt: skip
+            return first, second
+
+        want = dict(
+            loads={"r": LoadReport(32, 2), "s": LoadReport(16, 0)}, prefills=[(64, 2016, 5), (65, 2080, 6)],
+            is_off=True, profiles={"a", "b"}, adapters={7: {0: "x", 1: "x"}, 8: {1: "y"}},
+            taken=[(7, "name", "x"), (8, "other", None)], told=[("name", "x"), ("other", "y")],
+        )  # fmt: skip
+        fields = {field.name for field in dataclasses.fields(WorkerReport)}
+        for order in (0, 1):
+            one, other = (WorkerReport(**report) for report in (reports() if order == 0 else reversed(reports())))
+            both = one.aggregate(other)
+            self.assertEqual(want.keys(), fields)
+            for name, value in want.items():
+                with self.subTest(f"{name} {order}"):
+                    found = getattr(both, name)
+                    self.assertEqual(sorted(found) if isinstance(found, list) else found, value)
 
 
 class QueueTest(unittest.TestCase):

@@ -40,14 +40,15 @@ CHUNK, BLOCK = 64, 16
 
 
 class Store:
-    """What stands for libcachegen: keeps the salts of its questions, and finds the first `hit` tokens of any prompt."""
+    """What stands for libcachegen: keeps the last question and all salts, and finds the first `hit` tokens of any
+    prompt."""
 
     def __init__(self, hit=0, answers=True):
         self.hit, self.answers = hit, answers
         self.salts, self.freed, self.forgotten, self.n_polls, self.predicted_ns = [], [], [], 0, 0
 
     def lookup_start(self, request, from_token, spent_ns, max_kl):
-        self.spent_ns, self.max_kl = spent_ns, max_kl
+        self.request, self.spent_ns, self.max_kl = request, spent_ns, max_kl
         address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
         self.salts.append(ctypes.string_at(address, request.salt_bytes))
         return len(self.salts)
@@ -245,6 +246,21 @@ class WishesTest(unittest.TestCase):
         self.assertEqual(store.spent_ns, 0)  # a clock that was set back
         self.assertEqual(store.max_kl, 0)
 
+    def test_what_a_request_wishes_reaches_the_look_up(self):
+        store = Store()
+        made = scheduler(store)
+        for name, wishes, passed_on in (
+            ("worst level", {"cachegen.worst_level": "L2"}, (3, 0, 0)),
+            ("level", {"cachegen.level": "l0"}, (0, 1, 0)),
+            ("budget", {"cachegen.ttft_budget_ms": 500}, (0, 0, 500 * 10**6)),
+            ("all", {f"cachegen.{key}": "L1" for key in ("worst_level", "level")}, (2, 2, 0)),
+            ("none", None, (0, 0, 0)),
+        ):
+            with self.subTest(name):
+                made.matched_tokens(request(name, kv_transfer_params=wishes), 0)
+                asked = store.request
+                self.assertEqual((asked.worst_level_plus_1, asked.level_plus_1, asked.ttft_budget_ns), passed_on)
+
     def test_a_wish_that_cannot_be_followed_is_told_why(self):
         made = scheduler(Store(hit=128))
         for wishes, named in (
@@ -429,6 +445,15 @@ class ResetTest(unittest.TestCase):
         store.answers, store.hit = True, 0
         self.admit(made, request())
         self.assertNotEqual(store.salts[1], store.salts[0])
+
+    def test_a_request_that_is_over_leaves_no_look_up(self):
+        store = Store(answers=False)
+        made = scheduler(store)
+        made.matched_tokens(request(), 0)
+        made.finish(request(), [])
+        self.assertEqual(store.freed, [1])
+        made.step(step_of(None, 0, 0))
+        self.assertEqual(store.n_polls, 1)
 
     def test_an_answer_that_was_not_used_is_none_any_more(self):
         store = Store(hit=192)
@@ -742,7 +767,10 @@ class AdapterTest(unittest.TestCase):
         return saves[0] if saves else None
 
     def test_adapters_are_told_apart_by_content_and_name(self):
-        found = [self.save(adapter(*which), which[-1]).extra for which in (("a", 1), ("b", 2), ("c", 3))]
+        found = []
+        for which in (("a", 1), ("b", 2), ("c", 3)):
+            found.append(self.save(adapter(*which), which[-1]).extra)
+            self.assertEqual(self.store.request.extra, found[-1], "looked up as it is stored")
         self.assertEqual(len(set(found)), 3)
         self.assertEqual(self.save(adapter("d", 4), "x").extra, self.save(adapter("d", 5), "x").extra)
 
@@ -1232,6 +1260,14 @@ class OtherTierTest(unittest.TestCase):
         self.assertEqual((save.from_token, save.to_token, save.prefix_level), (0, 192, 0))
         (save,) = self.saves(made, "s", n_local=128)
         self.assertEqual((save.from_token, save.prefix_level), (128, 0))
+
+    def test_of_a_chunk_that_is_partly_loaded_at_a_lossy_level_nothing_is_stored_nor_of_what_follows(self):
+        for n_local, saved_from in ((64, 64), (80, None)):
+            with self.subTest(n_local):
+                made = scheduler(Store())
+                made.local_cache.provenance.mark([1, 2, 3, 4, 5], 2, loaded=True)  # vLLM has kept it of another request
+                saves = self.saves(made, "r", n_local=n_local)
+                self.assertEqual([save.from_token for save in saves], [] if saved_from is None else [saved_from])
 
     def test_what_this_connector_has_loaded_is_of_its_level(self):
         made = scheduler(Store(hit=128))
