@@ -1225,6 +1225,20 @@ TEST_P(LoadTest, ARequestThatAcceptsL1IsNotGivenL2)
     EXPECT_EQ(engine.load(tokens).progress.worst_level, 2u);
 }
 
+TEST_P(LoadTest, WhatAnEngineAcceptsHoldsWhateverARequestDoes)
+{
+    const Store store(true);
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(Engine(store, with("\"store_levels\": [\"L2\", \"L3\"]")).save(tokens), CACHEGEN_OK);
+    Engine engine(store, with("\"worst_level\": \"L1\""));
+    for (const uint32_t accepted : {0, CG_L2 + 1, CG_L3 + 1})
+        for (const uint32_t level : {0, CG_L2 + 1, CG_L3 + 1}) {
+            engine.worst_level_plus_1 = accepted;
+            engine.level_plus_1 = level;
+            EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u) << accepted << " " << level;
+        }
+}
+
 TEST_P(LoadTest, NothingFineIsMadeOfALossyPrefixAndProvenanceCounts)
 {
     const Store store(true);
@@ -1967,6 +1981,29 @@ TEST_P(LoadTest, NothingIsSavedBehindAHole)
         EXPECT_EQ(store.chunks("L0").size(), 6u);
         EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
     }
+}
+
+TEST_P(LoadTest, NothingIsSavedBehindAChunkThatALoadHasFoundToBeGone)
+{
+    const Store store;
+    Engine engine(store, with("\"positive_ttl_ms\": 60000"));
+    const Tokens tokens = prompt(32 * 4);
+    engine.prefill(tokens);
+    const auto save = [&](uint32_t from, uint32_t to) {
+        cachegen_save *op;
+        EXPECT_EQ(engine.save_start(tokens, from, to, false, nullptr, 0, &op), CACHEGEN_OK);
+        return engine.finish(op);
+    };
+    EXPECT_EQ(save(0, 64).loaded_tokens, 64u);
+    const cg_key second = key_of(root_of(store), tokens, 1);
+    char path[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_object_path("m", &second, CG_L0, nullptr, path, sizeof path), CG_OK);
+    std::filesystem::remove(store.dir.path + "/" + path);
+    ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 32u) << "that it was there is remembered";
+    engine.prefill(tokens);
+    EXPECT_EQ(save(64, 128).loaded_tokens, 64u);
+    EXPECT_EQ(engine.stats().saves_dropped_unreachable, 2u);
+    EXPECT_EQ(store.chunks("L0").size(), 1u);
 }
 
 TEST_P(LoadTest, AContextStaysWholeWhereAChunkOfItCannotBeReadForAMoment)
