@@ -367,7 +367,7 @@ class SaveTest(unittest.TestCase):
             save_start=self.save_start, save_free=lambda _: None, save_cut=lambda _: None, save_poll=self.poll,
             strerror=str,
         )  # fmt: skip
-        self.rank = types.SimpleNamespace(index=0, stores=True)
+        self.rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
     def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, hold_later, after, number):
@@ -414,6 +414,17 @@ class SaveTest(unittest.TestCase):
         self.assertEqual(self.worker._n_dropped, 2)
         self.step(0, req_id="s")
         self.assertEqual(self.taken, [0, 0])
+
+    def test_a_rank_that_passes_its_heads_on_goes_on_with_it(self):
+        self.rank.first_head = 2  # the one that stores may find what was dropped here, and would wait for the rest
+        self.is_full = True
+        self.step(0)
+        self.is_full = False
+        self.step(64)
+        self.status, self.saved_to = abi.CANCELLED, 0
+        self.worker.finished_loads(set(), False)
+        self.step(128)
+        self.assertEqual((self.taken, self.worker._n_dropped), ([0, 64, 128], 1))
 
     def test_a_failed_save_ends_the_requests_saves(self):
         self.step(0)
@@ -519,7 +530,7 @@ class CopyTest(unittest.TestCase):
         cg = types.SimpleNamespace(
             save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut=self.cut.append
         )
-        rank = types.SimpleNamespace(index=0, stores=True)
+        rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
         for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
@@ -659,7 +670,7 @@ class HoldTest(unittest.TestCase):
             save_free=lambda save: self.calls.append(("free", save)),
             load_start=lambda *_arguments: self.calls.append("load"),
         )  # fmt: skip
-        rank = types.SimpleNamespace(index=0, stores=True)
+        rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=rank), Failures(), block_tokens=16)
         self.worker._on_gpu = self.worker._holds_later = True
         self.worker._steps = types.SimpleNamespace(
@@ -751,7 +762,7 @@ class AdapterTest(unittest.TestCase):
             load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), load_levels=lambda *_: b"",
             save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, copied=1, loaded_tokens=64),
         )  # fmt: skip
-        rank = types.SimpleNamespace(index=0, stores=True)
+        rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(types.SimpleNamespace(cg=cg, rank=rank), Failures(), block_tokens=16)
         with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):
             self.held = self.worker._adapters = HeldAdapters(None)

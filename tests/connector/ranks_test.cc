@@ -576,7 +576,7 @@ TEST(RanksTest, ACallThatIsRefusedCountsAsOneWhereRanksCountTheirCalls)
     EXPECT_EQ(ranks.save(prompt(128, 30)), CACHEGEN_OK);
 }
 
-// A rank that had no memory for a part of a prompt passes nothing of the rest on.
+// A rank that had no memory for a part of a prompt may pass nothing of the rest on.
 TEST(RanksTest, WhatFollowsASaveThatCameToNothingWaitsForNoRank)
 {
     ProfileSpec spec = four_heads();

@@ -73,7 +73,7 @@ class Worker:
         self._void_loads: set[str] = set()  # requests: what is loaded is not to be used
         self._bad_blocks: set[int] = set()
         self._saving: set[str] = set()  # requests that something is saved of and that are not over
-        # Of these, those with a chunk that was dropped: what follows could not be reached.
+        # Of these, those with a chunk that was dropped: what follows could not be reached, as far as this rank knows.
         self._unsaved: set[str] = set()
         self._n_dropped = 0  # parts of prompts
         self._report = WorkerReport()
@@ -270,7 +270,10 @@ class Worker:
         self._end_step(metadata.prefill_tokens, metadata.prefill_pairs)
         for plan in metadata.saves if self.library.rank.stores else ():
             self._saving.add(plan.req_id)
-            if plan.req_id in self._unsaved or not self._start_save(plan):
+            # Of a rank that passes its heads on the one that stores waits for each part, where the store has what was
+            # dropped here from somebody else: so that one decides.
+            is_of_no_use = plan.req_id in self._unsaved and self.library.rank.first_head == 0
+            if is_of_no_use or not self._start_save(plan):
                 self._unsaved.add(plan.req_id)
                 self._n_dropped += 1
 
