@@ -275,6 +275,7 @@ class WishesTest(unittest.TestCase):
             ({"cachegen.quality": 0}, "cachegen.quality: 0"),
             ({"cachegen.quality": True}, "cachegen.quality: True"),
             ({"cachegen.quality": 0.1, "cachegen.level": "L1"}, "cachegen.level"),
+            ({"cachegen.level": "L3", "cachegen.worst_level": "L1"}, "cachegen.level L3"),
             ({"cachegen.contex": "name"}, "'cachegen.contex' is unknown"),
         ):
             with self.subTest(wishes):

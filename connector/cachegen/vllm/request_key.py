@@ -84,6 +84,8 @@ def parse_options(params, salt=None):
             options.refused_context = str(e)
     options.worst_level = _read(params, "worst_level", parse_level)
     options.level = _read(params, "level", parse_level)
+    if None not in (options.level, options.worst_level) and options.level > options.worst_level:
+        raise BadOption("level", f"{PREFIX}level L{options.level} is worse than {PREFIX}worst_level")
     options.ttft_budget_ns = _read(params, "ttft_budget_ms", _parse_budget) or 0
     options.max_kl = _read(params, "quality", _parse_quality) or 0
     if options.max_kl and options.level is not None:
