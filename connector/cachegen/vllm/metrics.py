@@ -144,13 +144,14 @@ class Observed:
 
 class PromMetrics(KVConnectorPromMetrics):
     """The counters as vllm:cachegen_<name>; nanoseconds as seconds, a number a level with the label level. And the
-    gauge vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong; a reason that has passed is NaN. Lives in
-    an API server's process. There may be several, which share their metrics by files: then a gauge is what the last
-    one of them said, and any of the reasons may be another one's."""
+    gauge vllm:cachegen_up: 1 with the reason "up", or 0 with what is wrong. Lives in an API server's process. There
+    may be several, which share their metrics by files: then a gauge is what the last one of them said, any of the
+    reasons may be another one's, and none can be taken back: one that has passed is NaN."""
 
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues, reasons=()):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._reasons = reasons if "PROMETHEUS_MULTIPROC_DIR" in os.environ else ()
+        has_files = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._reasons = reasons if has_files else ()
         self.failures = Failures()
         self._metrics = {}  # counter -> (metric by engine, factor)
         made = {}
@@ -194,6 +195,7 @@ class PromMetrics(KVConnectorPromMetrics):
             documentation="1: KV is loaded and saved; 0: why not",
             labelnames=[*labelnames, "reason"],
         )
+        self._can_take_back = not has_files and hasattr(self._up, "remove")  # Ray's cannot
         self._labels = per_engine_labelvalues
         self._states = {}  # engine -> side -> state
         self._shown = {}  # engine -> reasons so far
@@ -210,9 +212,13 @@ class PromMetrics(KVConnectorPromMetrics):
         known.update(states)
         reason = next((state for _, state in sorted(known.items()) if state != UP), UP)
         shown = self._shown[engine_idx]
-        for passed in shown - {reason}:
-            self._up.labels(*self._labels[engine_idx], passed).set(float("nan"))
         self._up.labels(*self._labels[engine_idx], reason).set(reason == UP)
+        for passed in shown - {reason}:
+            if self._can_take_back:
+                self._up.remove(*self._labels[engine_idx], passed)
+                shown.remove(passed)
+            else:
+                self._up.labels(*self._labels[engine_idx], passed).set(float("nan"))
         shown.add(reason)
 
     def _show_gauges(self, gauges, engine_idx):
