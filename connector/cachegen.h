@@ -474,8 +474,8 @@ typedef struct cachegen_stats {
         chunks_foreign_profile, chunks_foreign_tokens, chunks_lossy_prefix, chunks_timed_out,
         chunks_io_error; /* refused, by reason */
     uint64_t chunks_saved[4], chunks_existed, save_errors, saves_dropped, bytes_written, encode_ns;
-    uint64_t abandoned_reads;
-    uint64_t throughput_bps; /* the estimator's now, coded bits a second; 0 unknown */
+    uint64_t abandoned_reads; /* given up: their time was over, or their load's. Most end later */
+    uint64_t throughput_bps;  /* the estimator's now, coded bits a second; 0 unknown */
     /* saves_dropped by reason, in chunks: the staging memory is full; they were computed on a
      * prefix that is too coarse for any level to store; what they follow is not stored; the store
      * hung; other errors. */

@@ -38,7 +38,7 @@ from cachegen.vllm.guard import Failures, Outages  # noqa: E402
 from cachegen.vllm.library import Library, Unsupported  # noqa: E402
 from cachegen.vllm.lookups import LOOKUPS  # noqa: E402
 from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan, WorkerReport  # noqa: E402
-from cachegen.vllm.metrics import UP, Increments, Stats  # noqa: E402
+from cachegen.vllm.metrics import DROPPED, REFUSED, UP, Increments, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
 from cachegen.vllm.scheduler import OTHER_PROFILE, Scheduler  # noqa: E402
@@ -1203,16 +1203,20 @@ class MeasureTest(unittest.TestCase):
         metrics.observe({"loads": 1})
         self.assertEqual(registry.get_sample_value("vllm:cachegen_loads_total", {"engine": "0"}), 1)
 
-    def test_the_readme_has_every_metric_under_the_name_that_prometheus_shows(self):
+    def test_the_readme_has_every_metric_under_the_name_and_with_the_words_that_prometheus_shows(self):
         registry = prometheus_client.CollectorRegistry()
         prometheus_metrics(registry)
-        shown = {metric.name + "_total" * (metric.type == "counter"): metric.type for metric in registry.collect()}
+        shown = {}
+        for metric in registry.collect():
+            words = metric.documentation.removeprefix(REFUSED).removeprefix(DROPPED)
+            shown[metric.name + "_total" * (metric.type == "counter")] = metric.type, words
         with open(os.path.join(ROOT, "connector", "README.md"), encoding="utf-8") as file:
             readme = file.read()
         told = {}
         tables = readme.split("\n### What is counted\n")[1].split("\n### ")[0]
-        for names, kind in re.findall(r"^\| (`[^|]*`) \| (counter|gauge|histogram)s? \|", tables, re.MULTILINE):
-            told |= {f"vllm:cachegen_{name}": kind for name in re.findall(r"`(\w+)(?:\{\w+\})?`", names)}
+        for name, kind, meaning in re.findall(r"^\| `(\w+)(?:{\w+})?` \| (\w+) \| (.*) \|$", tables, re.MULTILINE):
+            words = shown.get(f"vllm:cachegen_{name}", ("", ""))[1]
+            told[f"vllm:cachegen_{name}"] = kind, words if meaning.startswith(words) else meaning
         self.assertEqual(told, shown)
         self.assertEqual(set(re.findall(r"\bvllm:cachegen_\w+", readme)) - {*told, "vllm:cachegen_"}, set())
 

@@ -8,9 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, nothing
 
-# Beside the library's: wall time of loads, parts of prompts not taken to save, requests that loaded and whose first
-# token came within their budget, or later, and requests that waited for another one's load of the same.
-OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")
+OWN_COUNTERS = ("load_ns", "parts_dropped", "budget_met", "budget_missed", "loads_shared")  # beside the library's
 THROUGHPUT = "throughput_bps"  # the newest counts; all others are sums
 STATE = "state"  # side -> why it is down, or UP
 UP, NO_STEP = "up", "no step yet"  # NO_STEP: the engine tells with its steps how things are, and has made none
@@ -21,21 +19,78 @@ GAUGES = "gauges"  # side -> name -> how much of it there is now
 GAUGE_TEXTS = {
     "lookups_running": "look-ups that the store has not answered yet",
     "loads_running": "loads under way",
-    "saves_running": "saves that are encoded, written or wait for it",
-    "staging_bytes": "memory that saves hold, of staging_mib",
+    "saves_running": "saves that are encoded or written, or wait for that",
+    "staging_bytes": "memory that saves hold now, of `staging_mib`",
 }
+REFUSED, DROPPED = "chunks that a load refused: ", "chunks that were taken to be saved and dropped: "
+# What Prometheus shows of them. README.md begins with the same words ("What is counted"), and has more of some.
+COUNTER_TEXTS = {
+    "lookups": "look-ups that ended, misses counted",
+    "lookup_hits": "look-ups that found something to load",
+    "lookup_seconds": "time of look-ups from start to answer, the store's part and the library's",
+    "lookup_errors": "questions to the store that failed",
+    "lookups_skipped": "look-ups that were misses at once, while the store does not answer, and those that waited too "
+    "long for others",
+    "loads": "loads that have ended",
+    "loads_failed": "loads of which a part must be recomputed",
+    "loads_cancelled": "loads that were not wanted any more",
+    "loads_shared": "requests that waited for another one's load of the same",
+    "loads_shortened": "loads that were given up from some chunk on, since recomputing is faster",
+    "load_seconds": "from a load's start to its end, on each rank",
+    "read_seconds": "time of the link for loads",
+    "decode_seconds": "time of threads that decode loaded chunks",
+    "copy_seconds": "time of threads that write loaded chunks into blocks",
+    "tokens_loaded": "tokens that came whole",
+    "bytes_read": "bytes that were read for loads",
+    "bytes_dropped": "bytes that were read and came too late to be used",
+    "chunks_loaded": "chunks that were loaded, by the level that they came at",
+    "predicted_kl_micronats": "KL divergence of the chunks that were loaded, as predicted",
+    "budget_met": "requests that loaded and whose first token came within the budget",
+    "budget_missed": "requests that loaded and whose first token came later than the budget",
+    "throughput_bps": "bits a second of the link, as estimated now",
+    "abandoned_reads": "reads that were given up",
+    "chunks_missing": REFUSED + "gone since the look-up",
+    "chunks_truncated": REFUSED + "shorter than they should be",
+    "chunks_corrupt": REFUSED + "damaged",
+    "chunks_foreign_model": REFUSED + "of another model",
+    "chunks_foreign_profile": REFUSED + "of another profile",
+    "chunks_foreign_tokens": REFUSED + "of other tokens than their name says",
+    "chunks_lossy_prefix": REFUSED + "computed on a prefix that is worse than the request accepts",
+    "chunks_timed_out": REFUSED + "late",
+    "chunks_io_error": REFUSED + "the store's own error",
+    "chunks_saved": "chunks that were stored, by level",
+    "chunks_encoded": "chunks that were encoded",
+    "encode_seconds": "time of threads that encode chunks to be saved",
+    "chunks_existed": "chunks that were to be saved and that the store had",
+    "bytes_written": "bytes that were written to the store",
+    "save_errors": "saves that failed",
+    "parts_dropped": "steps of prompts that were not taken to be saved",
+    "saves_dropped": "all chunks that the library did not store, though they were taken",
+    "saves_dropped_staging": DROPPED + "staging memory was full",
+    "saves_dropped_lossy": DROPPED + "they were computed on a prefix that is too coarse for any of `store_levels`",
+    "saves_dropped_unreachable": DROPPED + "what they follow is not stored, so no look-up could find them",
+    "saves_dropped_timed_out": DROPPED + "the store hung",
+    "saves_dropped_incomplete": DROPPED + "another rank's heads did not come",
+    "saves_dropped_overwritten": DROPPED + "the engine needed the blocks first",
+    "saves_dropped_failed": DROPPED + "other errors",
+    "staging_peak_bytes": "the most memory that saves held",
+    "symbols_saturated": "symbols of saved chunks that did not fit",
+    "chunks_decoded_on_gpu": "chunks that were loaded and that a GPU decoded",
+    "gpu_errors": "what a GPU failed at",
+}
+UP_TEXT = "1: KV is loaded and saved; 0: why not"
 OBSERVED = "observed"  # name -> values for a histogram
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _RATIOS = (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 HISTOGRAMS = {
-    "lookup_latency_seconds": ("from a request's look-up to the step that sees its answer", _SECONDS),
+    "lookup_latency_seconds": ("from a look-up's start until the plugin sees the answer", _SECONDS),
     "load_wait_seconds": (
         "from the look-up's answer to the load's start: the engine's blocks are waited for",
         _SECONDS,
     ),
     "load_latency_seconds": ("from a load's start to its end, on each rank", _SECONDS),
-    "load_time_ratio": ("a load's time over that which the look-up predicted", _RATIOS),
-    "budget_ratio": ("time from arrival to first token, of requests that loaded, over their budget", _RATIOS),
+    "load_time_ratio": ("a whole load's time, over what the look-up predicted", _RATIOS),
+    "budget_ratio": ("of requests that loaded, time from arrival to the first token, over the budget", _RATIOS),
 }
 
 
@@ -164,7 +219,7 @@ class PromMetrics(KVConnectorPromMetrics):
                 kind = self._make_gauge if counter == THROUGHPUT else self._counter_cls
                 names = labelnames + ([] if level is None else ["level"])
                 made[name] = kind(
-                    name=f"vllm:cachegen_{name}", documentation=f"libcachegen: {name}", labelnames=names
+                    name=f"vllm:cachegen_{name}", documentation=COUNTER_TEXTS[name], labelnames=names
                 )
             by_engine = {
                 engine: made[name].labels(*values, *([] if level is None else [f"L{level}"]))
@@ -192,7 +247,7 @@ class PromMetrics(KVConnectorPromMetrics):
         self._known_gauges = {}  # engine -> side -> name -> how much
         self._up = self._make_gauge(
             name="vllm:cachegen_up",
-            documentation="1: KV is loaded and saved; 0: why not",
+            documentation=UP_TEXT,
             labelnames=[*labelnames, "reason"],
         )
         self._can_take_back = not has_files and hasattr(self._up, "remove")  # Ray's cannot
