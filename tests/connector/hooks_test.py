@@ -65,6 +65,11 @@ def connector(scheduler=None, worker=None):
     return made
 
 
+def library_of(cg, **more):
+    """What stands for a Library. cg: for the library."""
+    return types.SimpleNamespace(root="/store", cg=cg, **more)
+
+
 SCHEDULER_HOOKS = {  # arguments, and what counts as a miss
     "get_num_new_matched_tokens": ((None, 0), (0, False)),
     "update_state_after_alloc": ((None, None, 8), None),
@@ -178,7 +183,7 @@ class HooksTest(unittest.TestCase):
     def test_of_a_load_that_came_short_the_blocks_are_bad_that_are_not_whole(self):
         progress = abi.Progress(done=1)
         cg = types.SimpleNamespace(load_poll=lambda _: progress, load_free=lambda _: None, load_levels=lambda *_: b"")
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         for loaded_tokens, bad in ((0, {6, 7, 8}), (16, {6, 7, 8}), (40, {7, 8}), (48, {8}), (63, {8}), (64, set())):
             with self.subTest(loaded_tokens):
                 progress.loaded_tokens = loaded_tokens
@@ -193,7 +198,7 @@ class HooksTest(unittest.TestCase):
             raise OSError("gone")
 
         cg = types.SimpleNamespace(load_poll=broken, load_free=freed.append)
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
         self.assertEqual(connector(worker=worker).get_finished(set()), (None, {"r"}))
         self.assertEqual(freed, ["handle"])
@@ -205,7 +210,7 @@ class HooksTest(unittest.TestCase):
             load_start=lambda *_arguments: "handle", load_cancel=cancelled.append, load_free=lambda _: None,
             load_poll=lambda _: abi.Progress(done=1, loaded_tokens=32), load_levels=lambda *_: b"",
         )  # fmt: skip
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         made, plan = connector(worker=worker), LoadPlan("r", 0, 32, [5, 6], b"")
         for cancelled_loads, loaded in (({"r"}, 0), (set(), 32)):  # then the same request again
             made.bind_connector_metadata(Metadata(loads=[plan]))
@@ -230,7 +235,7 @@ class HooksTest(unittest.TestCase):
             freed.append(load)
 
         cg = types.SimpleNamespace(load_poll=poll, load_free=free, load_cancel=cancelled.append)
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         worker._on_gpu = True
         worker.loads["r"] = LoadPlan("r", 0, 32, [5, 6], b""), "handle"
         made = connector(worker=worker)
@@ -248,7 +253,7 @@ class HooksTest(unittest.TestCase):
                     load_poll=lambda load: abi.Progress(done=load == "done"), load_free=freed.append,
                     save_poll=lambda save: abi.Progress(done=save == "done", copied=1), save_free=freed.append,
                 )  # fmt: skip
-                library = types.SimpleNamespace(cg=cg, close=lambda: freed.append("closed"))
+                library = library_of(cg, close=lambda: freed.append("closed"))
                 worker = Worker(library, Failures(), block_tokens=16)
                 worker._on_gpu = on_gpu
                 for name in ("under way", "done"):
@@ -272,7 +277,7 @@ class StartOfLoadsTest(unittest.TestCase):
         cg = types.SimpleNamespace(
             load_start=load_start, load_poll=lambda _: progress, load_levels=lambda *_: b"", load_free=lambda _: None,
         )  # fmt: skip
-        made = connector(worker=Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16))
+        made = connector(worker=Worker(library_of(cg), Failures(), block_tokens=16))
         for state in (LOADS, LOADS, UP):
             made.bind_connector_metadata(Metadata(loads=[LoadPlan("r", 0, 32, [5, 6], b"")]))
             self.assertEqual(made.get_finished(set()), (None, {"r"}))
@@ -351,7 +356,7 @@ class QueueTest(unittest.TestCase):
     def test_the_library_is_told_what_the_engine_has_to_compute_until_that_is_nothing(self):
         told = []
         cg = types.SimpleNamespace(report_queue=lambda *queued: told.append(queued))
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         for queued in (0, 300, 200, 0, 0):
             worker.submit(Metadata(queued_tokens=queued, queued_pairs=7))
         self.assertEqual(told, [(300, 7), (200, 7), (0, 7)])
@@ -368,7 +373,7 @@ class SaveTest(unittest.TestCase):
             strerror=str,
         )  # fmt: skip
         self.rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
-        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
+        self.worker = Worker(library_of(cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
 
     def save_start(self, _request, _kv_id, from_token, *_rest, copy_later, hold_later, after, number):
         if self.refusal is not None:
@@ -395,6 +400,7 @@ class SaveTest(unittest.TestCase):
             for n in range(3):
                 self.step(0, req_id=f"r{n}")
         self.assertEqual(len(logged.records), 1)
+        self.assertIn("request r0, to /store: the store hangs", logged.output[0])
         self.assertEqual(self.worker.outages.under_way(), [SAVES])
         self.refusal = None
         self.step(0, req_id="another")
@@ -483,11 +489,13 @@ class SaveTest(unittest.TestCase):
 
     def test_only_a_save_that_is_stored_whole_ends_an_outage(self):
         # (status, saved to): the store is full; behind what was not stored, nothing is tried; then it has room again.
-        for n, (status, saved_to, under_way) in enumerate(((abi.IO, 0, [SAVES]), (0, 32, [SAVES]), (0, 64, []))):
-            self.status, self.saved_to = status, saved_to
-            self.step(0, req_id=f"r{n}")
-            self.worker.finished_loads(set(), False)
-            self.assertEqual(self.worker.outages.under_way(), under_way)
+        with self.assertLogs("vllm.cachegen", "WARNING") as log:
+            for n, (status, saved_to, under_way) in enumerate(((abi.IO, 0, [SAVES]), (0, 32, [SAVES]), (0, 64, []))):
+                self.status, self.saved_to = status, saved_to
+                self.step(0, req_id=f"r{n}")
+                self.worker.finished_loads(set(), False)
+                self.assertEqual(self.worker.outages.under_way(), under_way)
+        self.assertIn(f"request r0, to /store: {abi.IO};", log.output[0])
         self.saved_to = 32  # cut
         self.step(0, req_id="cut")
         self.worker.finished_loads(set(), False)
@@ -531,7 +539,7 @@ class CopyTest(unittest.TestCase):
             save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut=self.cut.append
         )
         rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
-        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
+        self.worker = Worker(library_of(cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
         for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
             self.worker.start_saves(Metadata(saves=[plan]))
@@ -671,7 +679,7 @@ class HoldTest(unittest.TestCase):
             load_start=lambda *_arguments: self.calls.append("load"),
         )  # fmt: skip
         rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
-        self.worker = Worker(types.SimpleNamespace(cg=cg, wait=self.fail, rank=rank), Failures(), block_tokens=16)
+        self.worker = Worker(library_of(cg, wait=self.fail, rank=rank), Failures(), block_tokens=16)
         self.worker._on_gpu = self.worker._holds_later = True
         self.worker._steps = types.SimpleNamespace(
             after=(abi.AFTER_STREAM, 7), begin=lambda: None, end=lambda *_arguments: []
@@ -763,7 +771,7 @@ class AdapterTest(unittest.TestCase):
             save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, copied=1, loaded_tokens=64),
         )  # fmt: skip
         rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
-        self.worker = Worker(types.SimpleNamespace(cg=cg, rank=rank), Failures(), block_tokens=16)
+        self.worker = Worker(library_of(cg, rank=rank), Failures(), block_tokens=16)
         with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):
             self.held = self.worker._adapters = HeldAdapters(None)
         self.addCleanup(self.held.close)
@@ -1290,7 +1298,7 @@ class OutageTest(unittest.TestCase):
             load_free=lambda _: None, save_free=lambda _: None,
             strerror=str, get_stats=lambda: types.SimpleNamespace(as_dict=lambda: {"staging_bytes": 7}),
         )  # fmt: skip
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         made = connector(worker=worker)
 
         def state_after(kind, status):
@@ -1324,7 +1332,7 @@ class OutageTest(unittest.TestCase):
             load_poll=lambda _: progress, load_free=lambda _: None, load_cancel=lambda _: None, strerror=str,
             load_levels=lambda *_: b"",
         )  # fmt: skip
-        worker = Worker(types.SimpleNamespace(cg=cg), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
 
         def after(status, bytes_read=0, failed_levels=1, finished=frozenset()):
             progress.status, progress.bytes_read, progress.failed_levels = status, bytes_read, failed_levels
@@ -1332,6 +1340,10 @@ class OutageTest(unittest.TestCase):
             worker.finished_loads(set(finished), False)
             return worker.outages.under_way()
 
+        with self.assertLogs(guard.logger, "WARNING") as log:
+            self.assertEqual(after(abi.IO), [LOADS])
+        self.assertIn(f"16 of 32 tokens loaded from /store, the rest is recomputed: {abi.IO};", log.output[0])
+        self.assertEqual(after(0), [])
         lossy_prefix, corrupt = 33, 21
         for what in (
             (abi.NOT_FOUND,), (lossy_prefix, 100), (corrupt, 100), (abi.TIMED_OUT, 100), (abi.TIMED_OUT, 0, 0),

@@ -78,7 +78,7 @@ class Store:
 
 class Library:
     chunk_tokens, tail_tokens, block_tokens = CHUNK, 32, BLOCK
-    min_tokens, save_on_use = 0, 1
+    root, min_tokens, save_on_use = "/store", 0, 1
     keep_level, ttft_budget_ns = 2, 10**9
     worst_level, unknown_level, may_load, may_save = 3, 3, True, True
     needs_plain_positions, image_key = False, ""
@@ -1607,6 +1607,7 @@ class LogTest(unittest.TestCase):
                 seen.append(bool(made.outages.under_way()))
         self.assertEqual(seen, [False, True, True, True, False, False])
         self.assertEqual(len(log.output), 2)
+        self.assertIn("3 questions to /store failed", log.output[0])
 
 
 class WaitTest(unittest.TestCase):

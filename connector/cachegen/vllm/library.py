@@ -99,6 +99,7 @@ class Library:
             self.cg = abi.Connector(config, own["library"])
         except abi.CachegenError as e:
             raise _explained(e, deviations) from None
+        self.root = config["root"]
         if self.cg.warning:
             logger.warning("cachegen: %s", self.cg.warning)
         self.ttft_budget_ns = config.get("ttft_budget_ms", 2000) * 10**6

@@ -129,7 +129,7 @@ class Lookups:
         # first.
         n_answers, n_errors = stats["lookups"] - stats["lookups_skipped"], stats["lookup_errors"]
         if n_errors > self._counted[1]:
-            self._outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to the store")
+            self._outages.failed(LOOKUPS, f"{n_errors - self._counted[1]} questions to {self._library.root} failed")
         elif n_answers > self._counted[0]:
             self._outages.worked(LOOKUPS)
         self._counted = n_answers, n_errors

@@ -217,7 +217,7 @@ class Worker:
                 self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
             )
         except Exception as e:
-            self.outages.failed(LOADS, f"request {plan.req_id}: {e}")
+            self.outages.failed(LOADS, f"request {plan.req_id}, from {self.library.root}: {e}")
             raise
         self.loads[plan.req_id] = plan, load
 
@@ -309,7 +309,7 @@ class Worker:
             )
         except abi.CachegenError as e:
             is_hung = e.status == abi.TIMED_OUT  # the store, and so the thread that writes
-            self.outages.failed(SAVES, f"request {plan.req_id}: {'the store hangs' if is_hung else e}")
+            self._note_failed_save(plan.req_id, "the store hangs" if is_hung else e)
             if not is_hung:
                 raise
             return False
@@ -320,6 +320,9 @@ class Worker:
         else:
             self.outages.failed(STAGING, f"request {plan.req_id} is stored in part")
         return save is not None
+
+    def _note_failed_save(self, req_id, why):
+        self.outages.failed(SAVES, f"request {req_id}, to {self.library.root}: {why}")
 
     # ---- what is done ----
 
@@ -393,7 +396,7 @@ class Worker:
             self.outages.failed(
                 LOADS,
                 f"request {plan.req_id}: {loaded - plan.from_token} of {plan.to_token - plan.from_token} tokens loaded"
-                f", the rest is recomputed: {cg.strerror(progress.status)}",
+                f" from {self.library.root}, the rest is recomputed: {cg.strerror(progress.status)}",
             )
         elif progress.status == abi.OK or progress.bytes_read:
             self.outages.worked(LOADS)
@@ -447,7 +450,7 @@ class Worker:
             # Short, but OK: cut, or behind a chunk that is not stored. The store did not fail then, nor did it work.
             # Cancelled: another rank's step needed the blocks, or had no memory.
             if progress.status not in (abi.OK, abi.CANCELLED):
-                self.outages.failed(SAVES, f"request {req_id}: {cg.strerror(progress.status)}")
+                self._note_failed_save(req_id, cg.strerror(progress.status))
         self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
         cg.save_free(save)  # at once. Last: what raises before is asked again
         return True
