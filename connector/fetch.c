@@ -4,16 +4,19 @@
 
 cg_status cg_fetch_init(cg_fetch *fetch, uint32_t n_chunks)
 {
-    *fetch = (cg_fetch){.n_chunks = n_chunks,
-                        .quality = &cg_quality_built_in,
-                        .ends_at_ns = UINT64_MAX,
-                        .silent_from_ns = UINT64_MAX,
-                        .decode_at_ns = UINT64_MAX,
-                        .levels = calloc(n_chunks + (size_t)1, sizeof *fetch->levels),
-                        .sizes = calloc(n_chunks + (size_t)1, sizeof *fetch->sizes),
-                        .chunks = calloc(n_chunks + (size_t)1, sizeof *fetch->chunks)};
+    *fetch =
+        (cg_fetch){.n_chunks = n_chunks,
+                   .quality = &cg_quality_built_in,
+                   .ends_at_ns = UINT64_MAX,
+                   .silent_from_ns = UINT64_MAX,
+                   .decode_at_ns = UINT64_MAX,
+                   .levels = calloc(n_chunks + (size_t)1, sizeof *fetch->levels),
+                   .sizes = calloc(n_chunks + (size_t)1, sizeof *fetch->sizes),
+                   .chunks = calloc(n_chunks + (size_t)1, sizeof *fetch->chunks),
+                   .sensitivities = calloc(n_chunks + (size_t)1, sizeof *fetch->sensitivities)};
     cg_fetch_cut(fetch, 0, n_chunks);
-    if (fetch->levels != NULL && fetch->sizes != NULL && fetch->chunks != NULL)
+    if (fetch->levels != NULL && fetch->sizes != NULL && fetch->chunks != NULL &&
+        fetch->sensitivities != NULL)
         return CG_OK;
     cg_fetch_destroy(fetch);
     return CG_ERR_NO_MEMORY;
@@ -24,9 +27,11 @@ void cg_fetch_destroy(cg_fetch *fetch)
     free(fetch->levels);
     free(fetch->sizes);
     free(fetch->chunks);
+    free(fetch->sensitivities);
     fetch->levels = NULL;
     fetch->sizes = NULL;
     fetch->chunks = NULL;
+    fetch->sensitivities = NULL;
 }
 
 void cg_fetch_cut(cg_fetch *fetch, uint32_t first, uint32_t end)
@@ -119,13 +124,19 @@ bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index)
            cg_fetch_level_in(fetch, chunk_index, chunk->arrived_bytes) < CG_N_LEVELS;
 }
 
+void cg_fetch_shorten(cg_fetch *fetch, uint32_t wanted_end)
+{
+    fetch->wanted_end = wanted_end;
+    fetch->todo.is_counted = false;
+}
+
 bool cg_fetch_failed(cg_fetch *fetch, uint32_t chunk_index)
 {
     fetch->chunks[chunk_index].state = CG_FETCH_FAILED;
     /* Behind a chunk that failed before nothing was wanted any more. */
     if (fetch->is_cancelled || chunk_index >= fetch->wanted_end)
         return false;
-    fetch->wanted_end = chunk_index;
+    cg_fetch_shorten(fetch, chunk_index);
     return true;
 }
 
@@ -170,8 +181,6 @@ uint64_t cg_fetch_file_bytes(const cg_fetch *fetch, uint32_t chunk_index, uint8_
 
 double cg_fetch_kl(const cg_fetch *fetch, uint32_t chunk_index, uint8_t level)
 {
-    uint32_t n_behind = 0;
-    for (uint32_t i = chunk_index + 1; i < fetch->end; i++)
-        n_behind += fetch->sizes[i].n_tokens;
-    return cg_quality_kl(fetch->quality, n_behind, fetch->sizes[chunk_index].n_tokens, level);
+    return level < CG_N_LEVELS ? fetch->sensitivities[chunk_index] * fetch->quality->errors[level]
+                               : 0;
 }

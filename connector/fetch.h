@@ -43,6 +43,19 @@ typedef struct cg_fetch_chunk {
     uint64_t held_bytes;    /* that arrived, also behind a gap */
 } cg_fetch_chunk;
 
+/* Chunks to decode, by the level at which they are. */
+typedef struct cg_fetch_work {
+    uint32_t n_tokens[CG_N_LEVELS];
+    uint64_t bytes[CG_N_LEVELS];
+} cg_fetch_work;
+
+/* What is still to be done of a fetch: connector/fetch_exit.c's. */
+typedef struct cg_fetch_todo {
+    bool is_counted;      /* false: a chunk, a level or wanted_end has changed since */
+    double missing_bytes; /* to come until all that is wanted can be decoded */
+    cg_fetch_work undecoded, decoding;
+} cg_fetch_todo;
+
 typedef struct cg_fetch cg_fetch;
 struct cg_fetch {
     cg_fetch *next; /* the plan's */
@@ -76,6 +89,8 @@ struct cg_fetch {
     uint8_t *levels;            /* [n_chunks] the first choice of the owner */
     cg_controller_chunk *sizes; /* [n_chunks]; the owner sets them */
     cg_fetch_chunk *chunks;     /* [n_chunks] */
+    double *sensitivities;      /* [n_chunks] of connector/quality.h; the plan's */
+    cg_fetch_todo todo;
 };
 
 /* A fetch of n_chunks, all of them to be loaded, at a deadline that the owner sets.
@@ -109,6 +124,8 @@ bool cg_fetch_has_all(const cg_fetch *fetch);
 uint32_t cg_fetch_first_held(const cg_fetch *fetch);
 /* Whether a chunk is wanted and can be decoded from what has arrived of it. */
 bool cg_fetch_is_decodable(const cg_fetch *fetch, uint32_t chunk_index);
+/* Nothing from a chunk on is wanted any more. */
+void cg_fetch_shorten(cg_fetch *fetch, uint32_t wanted_end);
 /* Notes that a chunk cannot be had: nothing from it on is wanted. False: that was so before. */
 bool cg_fetch_failed(cg_fetch *fetch, uint32_t chunk_index);
 
@@ -122,7 +139,7 @@ uint8_t cg_fetch_must_level(const cg_fetch *fetch, uint32_t chunk_index);
 uint8_t cg_fetch_level_in(const cg_fetch *fetch, uint32_t chunk_index, uint64_t n_bytes);
 /* Where the file that holds a level of the chunk ends. */
 uint64_t cg_fetch_file_bytes(const cg_fetch *fetch, uint32_t chunk_index, uint8_t level);
-/* The predicted KL divergence of the chunk at a level. */
+/* The predicted KL divergence of the chunk at a level, of a fetch that was added to a plan. */
 double cg_fetch_kl(const cg_fetch *fetch, uint32_t chunk_index, uint8_t level);
 
 #ifdef __cplusplus

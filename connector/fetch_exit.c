@@ -106,35 +106,65 @@ static double missing_bytes(const cg_fetch *fetch, uint32_t index)
     return bytes > chunk->arrived_bytes ? (double)(bytes - chunk->arrived_bytes) : 0;
 }
 
-cg_wanted cg_fetch_wanted(const cg_fetch_plan *plan)
+/* The level at which a chunk that is not being decoded yet will be: that it has or must have. */
+static uint8_t undecoded_level(const cg_fetch *fetch, uint32_t index)
 {
-    cg_wanted wanted = {0};
-    for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next) {
-        wanted.n_loads += !cg_fetch_is_settled(fetch);
-        for (uint32_t i = fetch->first; i < fetch->wanted_end && !fetch->is_cancelled; i++)
-            wanted.bytes += missing_bytes(fetch, i);
-    }
-    return wanted;
+    return cg_fetch_is_decodable(fetch, index)
+               ? cg_fetch_level_in(fetch, index, fetch->chunks[index].arrived_bytes)
+               : cg_fetch_must_level(fetch, index);
 }
 
-static double decode_ns(const cg_fetch *fetch, uint32_t index, uint8_t level,
-                        const cg_speeds *speeds)
+static double undecoded_ns(const cg_fetch *fetch, uint32_t index, const cg_speeds *speeds)
 {
+    if (fetch->chunks[index].state > CG_FETCH_READING)
+        return 0;
+    const uint8_t level = undecoded_level(fetch, index);
     return cg_speeds_decode_chunk(speeds, level, fetch->sizes[index].n_tokens,
                                   fetch->sizes[index].bytes[level]);
 }
 
-/* Decoding a chunk that is not being decoded yet, at the level that it has or must have. */
-static double undecoded_ns(const cg_fetch *fetch, uint32_t index, const cg_speeds *speeds)
+static void add_work(cg_fetch_work *work, const cg_fetch *fetch, uint32_t index, uint8_t level)
 {
-    const cg_fetch_chunk *chunk = &fetch->chunks[index];
-    if (chunk->state > CG_FETCH_READING)
-        return 0;
-    return decode_ns(fetch, index,
-                     cg_fetch_is_decodable(fetch, index)
-                         ? cg_fetch_level_in(fetch, index, chunk->arrived_bytes)
-                         : cg_fetch_must_level(fetch, index),
-                     speeds);
+    work->n_tokens[level] += fetch->sizes[index].n_tokens;
+    work->bytes[level] += fetch->sizes[index].bytes[level];
+}
+
+static double work_ns(const cg_fetch_work *work, const cg_speeds *speeds)
+{
+    double ns = 0;
+    for (uint8_t level = 0; level < CG_N_LEVELS; level++)
+        if (work->n_tokens[level] > 0)
+            ns += cg_speeds_decode_chunk(speeds, level, work->n_tokens[level], work->bytes[level]);
+    return ns;
+}
+
+/* It is asked of all fetches at each end of a read, and of most of them nothing has changed. */
+static const cg_fetch_todo *todo_of(cg_fetch *fetch)
+{
+    cg_fetch_todo *todo = &fetch->todo;
+    if (todo->is_counted)
+        return todo;
+    *todo = (cg_fetch_todo){.is_counted = true};
+    for (uint32_t i = fetch->first + fetch->n_whole; i < fetch->end; i++) {
+        const cg_fetch_chunk *chunk = &fetch->chunks[i];
+        if (chunk->state == CG_FETCH_DECODING)
+            add_work(&todo->decoding, fetch, i, chunk->level);
+        if (chunk->state > CG_FETCH_READING || i >= fetch->wanted_end)
+            continue;
+        todo->missing_bytes += missing_bytes(fetch, i);
+        add_work(&todo->undecoded, fetch, i, undecoded_level(fetch, i));
+    }
+    return todo;
+}
+
+cg_wanted cg_fetch_wanted(const cg_fetch_plan *plan)
+{
+    cg_wanted wanted = {0};
+    for (cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next) {
+        wanted.n_loads += !cg_fetch_is_settled(fetch);
+        wanted.bytes += fetch->is_cancelled ? 0 : todo_of(fetch)->missing_bytes;
+    }
+    return wanted;
 }
 
 /* What is being decoded. */
@@ -143,19 +173,17 @@ static double decoding_ns(const cg_fetch_plan *plan, const cg_speeds *speeds)
     double ns = 0;
     if (plan->bytes_decoding == 0)
         return 0;
-    for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
-        for (uint32_t i = fetch->first; i < fetch->end; i++)
-            if (fetch->chunks[i].state == CG_FETCH_DECODING)
-                ns += decode_ns(fetch, i, fetch->chunks[i].level, speeds);
+    for (cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
+        ns += work_ns(&todo_of(fetch)->decoding, speeds);
     return ns;
 }
 
 double cg_fetch_undecoded_ns(const cg_fetch_plan *plan, const cg_speeds *speeds)
 {
     double ns = decoding_ns(plan, speeds);
-    for (const cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
-        for (uint32_t i = fetch->first; i < fetch->wanted_end && !fetch->is_cancelled; i++)
-            ns += undecoded_ns(fetch, i, speeds);
+    for (cg_fetch *fetch = plan->fetches; fetch != NULL; fetch = fetch->next)
+        if (!fetch->is_cancelled)
+            ns += work_ns(&todo_of(fetch)->undecoded, speeds);
     return ns;
 }
 

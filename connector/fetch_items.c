@@ -1,7 +1,6 @@
 #include "connector/fetch_items.h"
 
 #include "connector/fetch_link.h"
-#include "connector/quality.h"
 
 #include <string.h>
 
@@ -101,12 +100,13 @@ static void decide_levels(cg_fetch *fetch, const cg_speeds *speeds, uint64_t now
     cg_speeds_decode(speeds, input.decode_ns_per_token);
     cg_controller_decide(&input, fetch->levels + i);
     fetch->is_decided = true;
+    fetch->todo.is_counted = false;
     fetch->decided_generation = speeds->link.generation;
 }
 
-/* n_behind: tokens of the load behind the chunk. left: until it must be done, in ns. */
+/* left: until it must be done, in ns. */
 static void fill_item(cg_extents_chunk *item, const cg_fetch *fetch, uint32_t index,
-                      uint32_t n_behind, const cg_speeds *speeds, double left, uint64_t now_ns)
+                      const cg_speeds *speeds, double left, uint64_t now_ns)
 {
     const cg_fetch_chunk *chunk = &fetch->chunks[index];
     const cg_controller_chunk *sizes = &fetch->sizes[index];
@@ -115,12 +115,10 @@ static void fill_item(cg_extents_chunk *item, const cg_fetch *fetch, uint32_t in
     *item = (cg_extents_chunk){
         .left_ns = left, .asked_bytes = chunk->asked_bytes, .asked = CG_N_LEVELS};
     memcpy(item->bytes, sizes->bytes, sizeof item->bytes);
-    const double sensitivity =
-        is_anytime ? cg_quality_sensitivity(fetch->quality, n_behind, sizes->n_tokens) : 0;
     for (uint8_t level = 0; level < CG_N_LEVELS; level++) {
         if (sizes->bytes[level] == 0)
             continue;
-        item->kl[level] = is_anytime ? sensitivity * fetch->quality->errors[level] : 0;
+        item->kl[level] = is_anytime ? cg_fetch_kl(fetch, index, level) : 0;
         item->decode_ns[level] =
             cg_speeds_decode_chunk(speeds, level, sizes->n_tokens, sizes->bytes[level]);
     }
@@ -174,13 +172,9 @@ static bool fill_items(cg_fetch_plan *plan, cg_fetch *fetch, listed *l, const cg
     const double left = cg_fetch_left_ns(cg_fetch_due_ns(fetch, speeds), now_ns);
     const uint32_t begin = fetch->first + fetch->n_whole;
     const size_t most = room(plan);
-    uint32_t n_behind = 0;
-    for (uint32_t i = begin; i < fetch->end; i++)
-        n_behind += fetch->sizes[i].n_tokens;
     for (uint32_t i = begin; i < fetch->wanted_end && !fetch->is_cancelled && l->needed > 0; i++) {
         const cg_fetch_chunk *chunk = &fetch->chunks[i];
         cg_extents_chunk *item = &plan->items[plan->n_items];
-        n_behind -= fetch->sizes[i].n_tokens;
         if (chunk->state == CG_FETCH_DECODING) {
             const double ns = cg_speeds_decode_chunk(speeds, chunk->level, fetch->sizes[i].n_tokens,
                                                      fetch->sizes[i].bytes[chunk->level]);
@@ -191,7 +185,7 @@ static bool fill_items(cg_fetch_plan *plan, cg_fetch *fetch, listed *l, const cg
             continue;
         if (plan->n_items == most)
             return false;
-        fill_item(item, fetch, i, n_behind, speeds, left, now_ns);
+        fill_item(item, fetch, i, speeds, left, now_ns);
         item->load = l->n_fetches;
         plan->refs[plan->n_items++] = (cg_fetch_ref){fetch, i};
         l->needed -= !chunk->is_cut && item->bytes[item->floor] > chunk->asked_bytes;

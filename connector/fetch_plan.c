@@ -60,12 +60,24 @@ static size_t chunks_of_all(const cg_fetch_plan *plan)
     return n;
 }
 
+/* How much each chunk counts: a plan asks for all of them, and the logarithms take a while. */
+static void weigh(cg_fetch *fetch)
+{
+    uint32_t n_behind = 0;
+    for (uint32_t i = fetch->end; i-- > fetch->first;) {
+        const uint32_t n_tokens = fetch->sizes[i].n_tokens;
+        fetch->sensitivities[i] = cg_quality_sensitivity(fetch->quality, n_behind, n_tokens);
+        n_behind += n_tokens;
+    }
+}
+
 cg_status cg_fetch_plan_add(cg_fetch_plan *plan, cg_fetch *fetch)
 {
     /* Room for all chunks, so that planning never lacks memory. While a plan is made the room stays
      * where it is: the next plan asks for it. */
     if (!plan->is_making && !reserve(plan, chunks_of_all(plan) + fetch->n_chunks + 1))
         return CG_ERR_NO_MEMORY;
+    weigh(fetch);
     cg_fetch **at = &plan->fetches;
     while (*at != NULL && (*at)->deadline_ns <= fetch->deadline_ns)
         at = &(*at)->next;
@@ -284,6 +296,7 @@ cg_fetch *cg_fetch_next_decode(cg_fetch_plan *plan, const cg_speeds *speeds, uin
                 continue;
             chunk->level = cg_fetch_level_in(fetch, i, chunk->arrived_bytes);
             chunk->state = CG_FETCH_DECODING;
+            fetch->todo.is_counted = false;
             cg_fetch_let_go(plan, fetch, chunk);
             plan->bytes_decoding += chunk->held_bytes;
             plan->must_free_bytes -= smaller(plan->must_free_bytes, chunk->held_bytes);
@@ -300,6 +313,7 @@ bool cg_fetch_decode_ended(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_
     cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
     plan->bytes_decoding -= chunk->held_bytes;
     plan->is_stale = true;
+    fetch->todo.is_counted = false;
     chunk->held_bytes = 0;
     chunk->state = CG_FETCH_FAILED;
     if (!has_succeeded || !cg_fetch_wants(fetch, chunk_index))

@@ -99,6 +99,7 @@ static const cg_fetch_read *enter_read(cg_fetch_plan *plan, cg_fetch_ref ref, ui
     }
     chunk->asked_bytes = end_bytes;
     chunk->n_reads++;
+    ref.fetch->todo.is_counted = false;
     if (plan->window.n_reading++ == 0) {
         plan->quiet_since_ns = now_ns;
         if (!plan->has_failed)
@@ -250,6 +251,7 @@ cg_fetch_verdict cg_fetch_read_ended(cg_fetch_plan *plan, cg_speeds *speeds, uin
         if (read.from < chunk->good_bytes)
             chunk->good_bytes = read.from;
     }
+    fetch->todo.is_counted = false;
     chunk->held_bytes += n_bytes;
     fetch->bytes_held += n_bytes;
     plan->bytes_held += n_bytes;
@@ -271,6 +273,7 @@ void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_in
     fetch->dropped_bytes += fetch->chunks[chunk_index].held_bytes;
     cg_fetch_let_go(plan, fetch, &fetch->chunks[chunk_index]);
     fetch->chunks[chunk_index] = (cg_fetch_chunk){0};
+    fetch->todo.is_counted = false;
     plan->is_stale = true;
 }
 
@@ -280,6 +283,7 @@ bool cg_fetch_shorter(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index
     if (!chunk->is_guessed || chunk->is_short)
         return false;
     *chunk = (cg_fetch_chunk){.is_nested = chunk->is_nested, .is_guessed = true, .is_short = true};
+    fetch->todo.is_counted = false;
     plan->is_stale = true;
     return true;
 }
@@ -290,6 +294,7 @@ bool cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
     cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
     cg_controller_chunk *sizes = &fetch->sizes[chunk_index];
     chunk->is_guessed = false;
+    fetch->todo.is_counted = false;
     plan->is_stale = true;
     if (level_bytes[chunk->file_level] == 0)
         return false; /* with its sizes as they are: a chunk of no level cannot be planned */

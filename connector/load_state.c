@@ -456,7 +456,7 @@ void cg_loads_refuse(cg_runtime *rt, cg_status status)
         cachegen_load *load = cg_load_of_fetch(fetch);
         load->progress.status = status;
         /* What is whole counts, and nothing else is wanted. */
-        fetch->wanted_end = fetch->first + fetch->n_whole;
+        cg_fetch_shorten(fetch, fetch->first + fetch->n_whole);
         rt->stats.chunks_io_error++;
         cg_load_settle(load);
     }

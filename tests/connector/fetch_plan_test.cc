@@ -215,6 +215,34 @@ class FetchPlanTest : public testing::Test
             ended(read.id, false, now_ns);
         return loaded;
     }
+    // What is kept of what fetches still need is what counting all chunks anew says.
+    void check_todo()
+    {
+        std::vector<cg_fetch_todo> kept;
+        const auto count = [&] {
+            cg_fetch_wanted(&plan);
+            cg_fetch_undecoded_ns(&plan, &speeds);
+        };
+        count();
+        for (cg_fetch *fetch = plan.fetches; fetch != nullptr; fetch = fetch->next) {
+            kept.push_back(fetch->todo);
+            fetch->todo.is_counted = false;
+        }
+        count();
+        size_t i = 0;
+        for (cg_fetch *fetch = plan.fetches; fetch != nullptr; fetch = fetch->next) {
+            const cg_fetch_todo &was = kept[i++], &is = fetch->todo;
+            for (int l = 0; l < CG_N_LEVELS && is.is_counted; l++) {
+                ASSERT_EQ(was.decoding.n_tokens[l], is.decoding.n_tokens[l]);
+                ASSERT_EQ(was.decoding.bytes[l], is.decoding.bytes[l]);
+                if (fetch->is_cancelled)
+                    continue; // nothing else is asked of it
+                ASSERT_EQ(was.missing_bytes, is.missing_bytes);
+                ASSERT_EQ(was.undecoded.n_tokens[l], is.undecoded.n_tokens[l]);
+                ASSERT_EQ(was.undecoded.bytes[l], is.undecoded.bytes[l]);
+            }
+        }
+    }
     cg_fetch_plan plan = {};
     cg_speeds speeds = {};
 };
@@ -1838,6 +1866,9 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                 for (uint32_t j = 0; j < fetch->n_chunks; j++)
                     fetch->chunks[j].is_nested = false;
             }
+            const bool guesses = random() % 4 == 0;
+            for (uint32_t j = 0; j < fetch->n_chunks; j++)
+                fetch->chunks[j].is_guessed = guesses && random() % 2 == 0;
             add(fetches.back().get());
         }
         uint64_t now_ns = 0;
@@ -1872,11 +1903,13 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                 fetches.push_back(std::make_unique<Fetch>(random() % 80, now_ns + SECOND));
                 add(fetches.back().get());
             }
+            check_todo(); // of what is being planned, too
             if (!being_decoded.empty() && random() % 4 == 0) {
                 const cg_fetch_ref ref = being_decoded.back();
                 being_decoded.pop_back();
                 if (!cg_fetch_decode_ended(&plan, ref.fetch, ref.chunk_index, true))
                     cg_fetch_failed(ref.fetch, ref.chunk_index);
+                check_todo();
             }
             if (removes && random() % 40 == 0 && !fetches.empty())
                 fetches[random() % fetches.size()]->s.is_cancelled = true;
@@ -1894,6 +1927,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
             while (cg_fetch *late = cg_fetch_hopeless(&plan, &speeds, now_ns, &index)) {
                 ASSERT_LT(index, late->wanted_end);
                 cg_fetch_failed(late, index);
+                check_todo();
             }
             for (bool goes_on = true; goes_on;) {
                 goes_on = false;
@@ -1903,6 +1937,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                     ASSERT_GE(s->chunks[index].arrived_bytes,
                               s->sizes[index].bytes[s->chunks[index].level]);
                     being_decoded.push_back({s, index});
+                    check_todo();
                     plan_apart();
                 }
                 plan_apart();
@@ -1913,6 +1948,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                     under_way.push_back(read->id);
                     goes_on = true;
                 }
+                check_todo();
             }
             ASSERT_LE(plan.window.n_reading, depth);
             ASSERT_EQ(plan.window.n_reading, under_way.size());
@@ -1921,6 +1957,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                 being_decoded.pop_back();
                 if (!cg_fetch_decode_ended(&plan, ref.fetch, ref.chunk_index, random() % 20 > 0))
                     cg_fetch_failed(ref.fetch, ref.chunk_index);
+                check_todo();
                 continue;
             }
             if (under_way.empty())
@@ -1930,6 +1967,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
                 under_way.erase(std::find(under_way.begin(), under_way.end(), read.id));
                 if (ended(read.id, false, now_ns) == CG_FETCH_FAIL)
                     cg_fetch_failed(read.fetch, read.chunk_index);
+                check_todo();
                 continue;
             }
             if (plan.check_ns == 0)
@@ -1945,11 +1983,20 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
             const cg_fetch_read read = *cg_fetch_find_read(&plan, under_way[at]);
             under_way.erase(under_way.begin() + static_cast<long>(at));
             const cg_fetch_verdict verdict = ended(read.id, random() % 20 != 0, now_ns);
-            if (verdict == CG_FETCH_FAIL)
+            check_todo();
+            const cg_fetch_chunk *chunk = &read.fetch->chunks[read.chunk_index];
+            if (verdict == CG_FETCH_KEEP && chunk->is_guessed) {
+                const uint64_t kb = (50 + random() % 100) * KB;
+                const uint64_t bytes[] = {0, random() % 8 == 0 ? 0 : 6 * kb, 3 * kb, kb};
+                if (!cg_fetch_sized(&plan, read.fetch, read.chunk_index, bytes))
+                    cg_fetch_failed(read.fetch, read.chunk_index);
+            } else if (verdict == CG_FETCH_FAIL &&
+                       !cg_fetch_shorter(&plan, read.fetch, read.chunk_index))
                 cg_fetch_failed(read.fetch, read.chunk_index);
             else if (verdict == CG_FETCH_KEEP && read.from == 0 && random() % 20 == 0 &&
-                     read.fetch->chunks[read.chunk_index].is_nested)
+                     chunk->is_nested)
                 cg_fetch_not_nested(&plan, read.fetch, read.chunk_index);
+            check_todo();
         }
         for (const auto &fetch : fetches) {
             EXPECT_TRUE(cg_fetch_is_settled(&fetch->s));
