@@ -439,7 +439,7 @@ TEST_F(RandomExtentsTest, IsNearlyAsGoodWhereDecodingTakesTimeToo)
     }
 }
 
-TEST_F(RandomExtentsTest, MoreTimeNeverMakesAWorsePlan)
+TEST_F(RandomExtentsTest, MoreTimeNeverMakesAWorsePlanWhereDecodingTakesNoTime)
 {
     for (const bool has_l0 : {false, true})
         EXPECT_EQ(worse_with_more_time(false, has_l0, 0), 0);
