@@ -181,16 +181,29 @@ double cg_estimator_hope(const cg_estimator *e)
     return e->n_samples == 0 ? PRIOR_DOUBT : HOPE;
 }
 
+/* Of less than a round trip the store is not as far as it was once. */
+static bool is_trip(const cg_link_sample *sample, double latency_ns)
+{
+    return sample->ns >= latency_ns / TRIPS && sample->ns < TRIPS * latency_ns;
+}
+
 double cg_estimator_without_trip(const cg_estimator *e, double latency_ns)
 {
     if (e->n_samples == 0 || latency_ns < CG_FAR_NS)
         return 1;
     const cg_link_sample *last = &e->samples[e->n_samples - 1];
-    /* Less than a round trip: the store is not as far as it was once. */
-    if (last->ns < latency_ns / TRIPS || last->ns >= TRIPS * latency_ns)
+    if (!is_trip(last, latency_ns))
         return 1;
-    const double ns = fmax(last->ns - latency_ns, last->ns / PRIOR_DOUBT);
-    return fmin(fmax(last->bytes * 8e9 / ns / cg_estimator_bps(e), 1), PRIOR_DOUBT);
+    const double ns = fmax(last->ns - latency_ns, last->ns / CG_ESTIMATOR_MOST_TRIP);
+    return fmin(fmax(last->bytes * 8e9 / ns / cg_estimator_bps(e), 1), CG_ESTIMATOR_MOST_TRIP);
+}
+
+double cg_estimator_trips_alone(const cg_estimator *e, double latency_ns)
+{
+    for (uint32_t i = 0; i < e->n_samples; i++)
+        if (!is_trip(&e->samples[i], latency_ns))
+            return 1;
+    return cg_estimator_without_trip(e, latency_ns);
 }
 
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)

@@ -23,6 +23,8 @@ enum { CG_FAR_NS = 3000000 }; /* a store whose latency is that or more is a netw
 enum {
     CG_ESTIMATOR_WINDOW = 20,
     CG_ESTIMATOR_DROP_SAMPLES = 2, /* that make a drop believed */
+    CG_ESTIMATOR_MOST_TRIP = 8,    /* cg_estimator_without_trip() says no more: the last sample is
+                                      nothing but a round trip then, and says nothing of the link */
     CG_METER_READS = 32
 };
 
@@ -75,9 +77,11 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
 /* Where the last sample is little but a round trip to a far store, as at the start of a load over a
- * fast link that is not known: how many times the estimate it says without that, eight at most.
- * Else 1. latency_ns: until the store answers a question. */
+ * fast link that is not known: how many times the estimate it says without that,
+ * CG_ESTIMATOR_MOST_TRIP at most. Else 1. latency_ns: until the store answers a question. */
 double cg_estimator_without_trip(const cg_estimator *estimator, double latency_ns);
+/* The same as long as nothing else was seen of the link: where all samples are such. Else 1. */
+double cg_estimator_trips_alone(const cg_estimator *estimator, double latency_ns);
 
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A
  * whole window of samples is old after half a minute. Fewer are old sooner, after a twentieth of

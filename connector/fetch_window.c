@@ -144,14 +144,26 @@ static bool chooses_levels(const cg_fetch *fetch)
     return !fetch->has_fixed_level && !cg_fetch_is_papers(fetch);
 }
 
+/* The link's speed for how much min_delay asks for. Over a far, fast link the first samples are
+ * little but round trips, which hold the estimate back for long. Without the trip they say what the
+ * link does, or less. Beside other samples they are those of a load's start, and what is known is
+ * better. */
+static double asked_bps(const cg_fetch *fetch, const cg_speeds *speeds, double link_bps)
+{
+    return chooses_levels(fetch) && !cg_fetch_is_anytime(fetch)
+               ? link_bps * cg_estimator_trips_alone(&speeds->link, speeds->latency_ns)
+               : link_bps;
+}
+
 /* The window of a fetch's reads: of the next of a chunk's. */
 static double window_bytes(const cg_fetch_window *w, const cg_fetch *fetch, uint32_t index,
                            const cg_speeds *speeds, double link_bps)
 {
     const uint8_t level = cg_fetch_must_level(fetch, index);
     const uint64_t must_bytes = fetch->sizes[index].bytes[level];
-    double window = cg_fetch_is_papers(fetch) ? most_window_bytes(speeds, link_bps)
-                                              : cg_fetch_full_window(speeds, link_bps, must_bytes);
+    const double bps = asked_bps(fetch, speeds, link_bps);
+    double window = cg_fetch_is_papers(fetch) ? most_window_bytes(speeds, bps)
+                                              : cg_fetch_full_window(speeds, bps, must_bytes);
     /* The next chunk may be the first that comes over the link. */
     if (chooses_levels(fetch) && is_all_memory(speeds) && window > MEMORY_WINDOW)
         window = MEMORY_WINDOW;

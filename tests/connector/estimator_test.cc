@@ -425,6 +425,18 @@ TEST_F(EstimatorTest, ASampleThatIsLittleButARoundTripMayBeOfAMuchFasterLink)
     EXPECT_EQ(cg_estimator_without_trip(&e, 60e6), 1);
 }
 
+TEST_F(EstimatorTest, WhatRoundTripsAloneSayEndsWithTheFirstSampleThatIsNone)
+{
+    EXPECT_EQ(cg_estimator_trips_alone(&e, 60e6), 1) << "nothing was seen";
+    for (int i = 0; i < 3; i++)
+        cg_estimator_add(&e, 64 << 10, 61 * MS, 0);
+    EXPECT_EQ(cg_estimator_trips_alone(&e, 60e6), CG_ESTIMATOR_MOST_TRIP);
+    cg_estimator_add(&e, 256 << 10, 120 * MS, 0);
+    cg_estimator_add(&e, 64 << 10, 61 * MS, 0);
+    EXPECT_GT(cg_estimator_without_trip(&e, 60e6), 1);
+    EXPECT_EQ(cg_estimator_trips_alone(&e, 60e6), 1);
+}
+
 TEST_F(EstimatorTest, AfterManyReadsAtOnceASlowLinkIsStillSeen)
 {
     Link fast(100, false, 0, &e);

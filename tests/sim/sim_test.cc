@@ -165,6 +165,23 @@ TEST(SimTest, MinDelayIsNearTheOraclesOnALinkAsFastAsDecoding)
         }
 }
 
+// The first samples are little but round trips, and hold the estimate back.
+TEST(SimTest, WithMinDelayTheFirstLoadOverAFarFastLinkTakesFewTripsMoreThanTheOracles)
+{
+    Model model = llama8b();
+    model.recompute.tokens_per_s = 1000;
+    for (double round_trip_s : {0.02, 0.05, 0.1, 0.2})
+        for (double mbps : {1000.0, 3000.0}) {
+            SCOPED_TRACE(testing::Message() << round_trip_s << " s, " << mbps << " Mbit/s");
+            auto setup = setup_of(CG_POLICY_MIN_DELAY, 2);
+            setup.round_trip_s = round_trip_s;
+            const double best_s = oracle(model, constant(mbps), 0, 2, round_trip_s, true).ttft_s;
+            const Outcome o = simulate(model, setup, constant(mbps), 0, 1)[0];
+            EXPECT_EQ(o.loaded_chunks, model.n_chunks());
+            EXPECT_LE(o.ttft_s, best_s + 4 * round_trip_s);
+        }
+}
+
 // The last of 32,768 tokens takes nine times as long to compute as the first.
 TEST(SimTest, MinDelayIsNearTheOraclesWhereLateTokensTakeLongerToCompute)
 {
