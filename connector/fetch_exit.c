@@ -336,7 +336,8 @@ static void predict(const outlook *o)
  * of them may be late by what is late itself, and of two none by what is in time. At the deadline a
  * link that has fallen silent has had its time, unless little is missing: what even a slow link
  * brings before the load must end in any case. With min_delay each moment of a load that is given
- * up is lost, so the first sample may decide, if by a wide margin. */
+ * up is lost, so the first sample may decide, if by a wide margin: but not one that is nothing but
+ * a round trip. */
 static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, uint32_t *index_out)
 {
     double all_ns, hoped_ns, feared_ns;
@@ -353,7 +354,8 @@ static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, ui
     const double gain_ns = all_ns - here.ns;
     const bool pays = here.ns < EXIT_GAIN * hoped_ns;
     if (!has_budget)
-        return o->hope > 0 && pays && gain_ns > held_up_by(fetch, o, here).ns;
+        return o->hope > 0 && o->trip_hope < CG_ESTIMATOR_MOST_TRIP && pays &&
+               gain_ns > held_up_by(fetch, o, here).ns;
     /* While the engine is busy, waiting costs nothing and giving up frees nothing. */
     const bool can_wait = o->is_silent && engine_ns > GRACE_NS;
     if (o->is_silent && !can_wait && cg_fetch_left_ns(fetch->silent_from_ns, o->now_ns) <= lost &&

@@ -182,6 +182,17 @@ TEST(SimTest, WithMinDelayTheFirstLoadOverAFarFastLinkTakesFewTripsMoreThanTheOr
         }
 }
 
+TEST(SimTest, WithMinDelayAFarFastLinkIsUsed)
+{
+    for (double round_trip_s : {0.05, 0.1}) // recomputing takes 0.8 s, loading 0.2
+        for (double mbps : {300.0, 1000.0}) {
+            auto setup = setup_of(CG_POLICY_MIN_DELAY, 2);
+            setup.round_trip_s = round_trip_s;
+            for (const Outcome &o : simulate(llama8b(), setup, constant(mbps), 0, 2))
+                EXPECT_EQ(o.loaded_chunks, llama8b().n_chunks()) << round_trip_s << " " << mbps;
+        }
+}
+
 // The last of 32,768 tokens takes nine times as long to compute as the first.
 TEST(SimTest, MinDelayIsNearTheOraclesWhereLateTokensTakeLongerToCompute)
 {
