@@ -144,13 +144,13 @@ static bool chooses_levels(const cg_fetch *fetch)
     return !fetch->has_fixed_level && !cg_fetch_is_papers(fetch);
 }
 
-/* The link's speed for how much min_delay asks for. Over a far, fast link the first samples are
- * little but round trips, which hold the estimate back for long. Without the trip they say what the
- * link does, or less. Beside other samples they are those of a load's start, and what is known is
+/* The link's speed for how much is asked for. Over a far, fast link the first samples are little
+ * but round trips, which hold the estimate back for long. Without the trip they say what the link
+ * does, or less. Beside other samples they are those of a load's start, and what is known is
  * better. */
 static double asked_bps(const cg_fetch *fetch, const cg_speeds *speeds, double link_bps)
 {
-    return chooses_levels(fetch) && !cg_fetch_is_anytime(fetch)
+    return chooses_levels(fetch)
                ? link_bps * cg_estimator_trips_alone(&speeds->link, speeds->latency_ns)
                : link_bps;
 }
@@ -215,7 +215,7 @@ uint64_t cg_fetch_range_bytes(const cg_fetch_window *w, const cg_fetch *fetch, u
     if (!(link_bps > 0))
         return fetch->has_fixed_level ? RANGE : first_range(fetch, speeds);
     double bytes = RANGE;
-    const double most = link_bps / 8 * RANGE_MS / 1000;
+    const double most = asked_bps(fetch, speeds, link_bps) / 8 * RANGE_MS / 1000;
     /* A chunk of one level is of use only whole. */
     if (cg_fetch_is_anytime(fetch) && !has_slack && bytes > most)
         bytes = most;

@@ -193,6 +193,20 @@ TEST(SimTest, WithMinDelayAFarFastLinkIsUsed)
         }
 }
 
+TEST(SimTest, OverAFarFastLinkTheFirstLoadMeetsItsBudget)
+{
+    Model model = llama8b();
+    model.recompute.tokens_per_s = 1000;
+    for (double round_trip_s : {0.1, 0.2})
+        for (double mbps : {1000.0, 3000.0})
+            for (double budget_s : {1.0, 1.3}) {
+                auto setup = setup_of(CG_POLICY_TTFT_BUDGET, budget_s);
+                setup.round_trip_s = round_trip_s;
+                EXPECT_LE(simulate(model, setup, constant(mbps), 0, 1)[0].ttft_s, budget_s)
+                    << round_trip_s << " s, " << mbps << " Mbit/s";
+            }
+}
+
 // The last of 32,768 tokens takes nine times as long to compute as the first.
 TEST(SimTest, MinDelayIsNearTheOraclesWhereLateTokensTakeLongerToCompute)
 {
