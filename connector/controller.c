@@ -238,17 +238,17 @@ cg_controller_decision cg_controller_probe(const cg_controller_input *in, uint32
     pipeline p = pipeline_behind_others(in);
     for (size_t i = 0; i < in->n_chunks; i++) {
         levels_out[i] = cg_controller_nearest(&in->chunks[i], CG_L3);
+        tokens += in->chunks[i].n_tokens;
         if (i < n_load)
             pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
-        else
-            tokens += in->chunks[i].n_tokens;
         if (i == 0)
             first_ns = p.decode_end_ns;
     }
-    const double rest_ns = recompute_ns(in, tokens),
-                 most_ns = larger((double)in->budget_ns - first_ns, 0);
-    return (cg_controller_decision){.n_load = n_load,
-                                    .predicted_ns = (uint64_t)p.decode_end_ns,
-                                    .reserve_ns =
-                                        (uint64_t)(rest_ns < most_ns ? rest_ns : most_ns)};
+    /* The speed is not to be trusted, so nothing may come of it, and all is computed. */
+    const double left_ns = (double)in->budget_ns - recompute_ns(in, tokens),
+                 time_ns = left_ns >= 0 ? left_ns : first_ns;
+    return (cg_controller_decision){
+        .n_load = n_load,
+        .predicted_ns = (uint64_t)p.decode_end_ns,
+        .reserve_ns = (uint64_t)larger((double)in->budget_ns - time_ns, 0)};
 }

@@ -76,9 +76,10 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *input, ui
 
 /* Where by a speed that was only told nothing is loaded: a load of the first chunk, as coarse as it
  * is there, for the link will never be measured without one. It gets the time that the budget
- * leaves, or what it takes by that speed; the rest is recomputed. A first chunk that many prompts
- * share comes from the page cache and tells nothing: at the nth time (from 1) it is 2^(n-1) chunks,
- * up to 32, in the same time. n_chunks > 0, link_bps > 0. */
+ * leaves if all of it has to be recomputed after all; where it leaves none, since even that is
+ * late, what the chunk takes by that speed. A first chunk that many prompts share comes from the
+ * page cache and tells nothing: at the nth time (from 1) it is 2^(n-1) chunks, up to 32, in the
+ * same time. n_chunks > 0, link_bps > 0. */
 cg_controller_decision cg_controller_probe(const cg_controller_input *input, uint32_t n,
                                            uint8_t *levels_out);
 
