@@ -55,8 +55,10 @@ def split(x):
 
 
 class Statistics:
-    """Mean, range and variance by channel, and the mean square of the differences: [2][n_layers][C]. Without the first
-    anchor run of a context: where a model parks its attention, elements are a hundred times larger. Escapes code them."""
+    """Mean, range and variance by channel, and the mean square of the differences: [2][n_layers][C].
+
+    Without the first anchor run of a context: where a model parks its attention, elements are a hundred times larger.
+    Escapes code them."""
 
     def __init__(self):
         self.n_tokens = self.n_deltas = 0
