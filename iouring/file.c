@@ -196,7 +196,8 @@ cg_status cg_file_sync_dir(int dir_fd, const char *path)
     return cg_status_from_errno(error);
 }
 
-/* mkdir -p (0700), durable, of the directories above path. */
+/* mkdir -p (0700), durable, of the directories above path, but for the first one, as
+ * cg_io_write(). */
 static cg_status make_parents(int dir_fd, const char *path)
 {
     char prefix[PATH_MAX];
@@ -206,7 +207,8 @@ static cg_status make_parents(int dir_fd, const char *path)
     /* Mostly all of them are there: one look instead of a mkdir for each. */
     if (fstatat(dir_fd, prefix, &s, 0) == 0)
         return CG_OK;
-    for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+    const char *slash = strchr(path + 1, '/');
+    while (slash != NULL && (slash = strchr(slash + 1, '/')) != NULL) {
         memcpy(prefix, path, (size_t)(slash - path));
         prefix[slash - path] = '\0';
         if (mkdirat(dir_fd, prefix, 0700) == 0) {

@@ -39,8 +39,8 @@ cg_status cg_file_update(int dir_fd, const char *path, const void *bytes, size_t
 
 /* Gives a file a second name: a hard link or, where links fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP,
  * ENOSYS), a copy of its first copy_bytes (UINT64_MAX: of all). The content is on disk before the
- * name is there. Makes missing directories above `to`. With replace a file that has the name loses
- * it; without, CG_ERR_EXISTS. */
+ * name is there. Makes missing directories above `to`, as cg_io_write() does. With replace a file
+ * that has the name loses it; without, CG_ERR_EXISTS. */
 cg_status cg_file_install(int dir_fd, const char *from, const char *to, bool replace,
                           uint64_t copy_bytes);
 /* The same of a file that is open to be read, whatever its names are now. */

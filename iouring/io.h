@@ -107,13 +107,14 @@ cg_status cg_io_stat(cg_io *io, int dir_fd, const char *path, uint64_t user);
 /* Writes a new file at path, durably, and whole or not at all. Its steps: a temporary file beside
  * path, write, fsync, link, fsync of the directory. The link makes an existing file win: then it
  * completes with CG_ERR_EXISTS. With replace it is a rename, and the new file wins. Missing parent
- * directories are made (mode 0700). bytes must stay valid until completion. */
+ * directories are made (mode 0700), but for the first one of the path: CG_ERR_NOT_FOUND. bytes must
+ * stay valid until completion. */
 cg_status cg_io_write(cg_io *io, int dir_fd, const char *path, const void *bytes, size_t n_bytes,
                       bool replace, uint64_t user);
 
 /* Writes a new file under a temporary name (iouring/io_write.h), which path is. Its content is on
  * disk when the operation completes. After CG_OK the file is the caller's to rename or remove.
- * CG_ERR_EXISTS: there is such a file. Missing parent directories are made (mode 0700), and no
+ * CG_ERR_EXISTS: there is such a file. Missing parent directories are made as above, and no
  * directory is synced. bytes must stay valid until completion. */
 cg_status cg_io_write_temp(cg_io *io, int dir_fd, const char *path, const void *bytes,
                            size_t n_bytes, uint64_t user);

@@ -142,7 +142,9 @@ static void make_dir(cg_io_op *op)
 
 /* Makes the next directory below the prefix; then opens the temporary file again. Directories are
  * made in two directions: upwards until one can be made or is there (made_dir()), then downwards
- * again to the file's own. */
+ * again to the file's own. Never the first one of the path: of a store it is the model's, which was
+ * there when the store was opened. Where it is missing, dir_fd may have become the bare mount point
+ * of a file system that is exported to us, and what is written there is in no store. */
 static void make_next_dir(cg_io_op *op)
 {
     size_t start = op->prefix_bytes;
@@ -159,12 +161,14 @@ static void make_next_dir(cg_io_op *op)
 
 /* The lowest directory is asked for first, since mostly those above are there: then it is the only
  * question, and a kernel asks a far store for every name that it is to make. */
-static void made_dir(cg_io_op *op, int result)
+static bool made_dir(cg_io_op *op, int result)
 {
-    if (result == -ENOENT && prefix_components(op) > 1 && !op->is_descending) {
+    if (result == -ENOENT && !op->is_descending) {
+        if (prefix_components(op) < 3)
+            return fail(op, ENOENT);
         set_prefix_to_parent(op, op->prefix_bytes);
         make_dir(op);
-        return;
+        return false;
     }
     op->is_descending = true;
     if (result == 0)
@@ -173,6 +177,7 @@ static void made_dir(cg_io_op *op, int result)
         op->mkdir_error =
             -result; /* it may be there all the same (read-only parents): the open tells */
     make_next_dir(op);
+    return false;
 }
 
 static void write_next(cg_io_op *op)
@@ -198,7 +203,7 @@ static bool opened(cg_io_op *op, int result)
     if (result == -ENOENT && !op->tried_mkdir) {
         op->tried_mkdir = true;
         set_prefix_to_parent(op, strlen(op->path));
-        if (op->prefix_bytes == 0) /* the directory itself is gone */
+        if (prefix_components(op) < 2) /* the first folder, or the directory itself, is gone */
             return fail(op, ENOENT);
         make_dir(op);
         return false;
@@ -300,7 +305,7 @@ static bool advance(cg_io_op *op, int result)
         open_temp(op);
         return false;
     case WRITE_OPEN: return opened(op, result);
-    case WRITE_MKDIR: made_dir(op, result); return false;
+    case WRITE_MKDIR: return made_dir(op, result);
     case WRITE_DATA: return wrote(op, result);
     case WRITE_FSYNC:
         if (result < 0)

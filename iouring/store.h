@@ -7,6 +7,9 @@
  * The store may be a local directory, a cachegenfs mount or a remote mount of either. So nothing
  * here relies on link counts, O_TMPFILE, RENAME_NOREPLACE or nanosecond times. Where hard links
  * fail (EPERM, EMLINK, EXDEV, EOPNOTSUPP, ENOSYS) copies are made.
+ *
+ * Only cg_store_open() makes root/model. Where it is missing later, what is to be written is
+ * CG_ERR_NOT_FOUND: on the host that exports the root, the store may not be mounted just now.
  * Threads: a cg_store is read-only after cg_store_open() and may be shared, also while a thread is
  * in cg_store_open_folders() or cg_store_reopen(). Each call works on the caller's cg_io. Most want
  * it idle: with nothing under way.

@@ -745,6 +745,35 @@ TEST_P(HangTest, AStoreThatIsMountedAnewIsFoundAgain)
     }
 }
 
+// As over sshfs, which lives on when a daemon on the store's host ends.
+TEST_P(HangTest, NothingIsSavedInTheBareMountPointThatTheStoresHostExports)
+{
+    const Tokens tokens = prompt(32 * 4), other = prompt(64, 80);
+    const TempDir host, reached;
+    const std::string bare = host.path + "/srv";
+    std::filesystem::create_directory(bare);
+    auto served = std::make_unique<OddFs>(store.dir.path, bare);
+    ASSERT_EQ(served->why(), "");
+    // The kernel looks up each name anew.
+    const OddFs link(host.path, reached.path, false, false, "odd,entry_timeout=0");
+    ASSERT_EQ(link.why(), "");
+    Engine far(reached.path + "/srv", store.spec,
+               std::string("\"io_backend\": \"") + GetParam() + "\", \"save_timeout_ms\": 60000");
+    ASSERT_EQ(far.save(tokens, "c"), CACHEGEN_OK);
+    ASSERT_EQ(far.look_up(tokens).hit_tokens, 127u);
+    for (int i = 0; i < 2; i++) {
+        served.reset();
+        const uint64_t n_errors = far.stats().save_errors;
+        EXPECT_EQ(far.save(other, "d"), CG_ERR_NOT_FOUND);
+        EXPECT_EQ(far.save(tokens, "c"), CG_ERR_NOT_FOUND);
+        EXPECT_GE(far.stats().save_errors - n_errors, 2u);
+        EXPECT_TRUE(std::filesystem::is_empty(bare));
+        served = std::make_unique<OddFs>(store.dir.path, bare);
+        ASSERT_EQ(served->why(), "");
+        EXPECT_EQ(far.save(prompt(64, 81 + static_cast<uint64_t>(i)), "d"), CACHEGEN_OK);
+    }
+}
+
 // What an engine calls in its steps, over a store in each mood. Operations end between the steps.
 TEST_P(HangTest, NoCallOfAStepWaits)
 {

@@ -270,8 +270,12 @@ TEST_P(IoTest, KeepsManyReadsUnderWay)
     }
 }
 
-TEST_P(IoTest, WritesWholeFilesAndMakesTheirFolders)
+TEST_P(IoTest, WritesWholeFilesAndMakesTheirFoldersButForTheFirst)
 {
+    for (const char *path : {"a/file", "a/b/file", "a/b/c/file"})
+        EXPECT_EQ(write(path, {1}), CG_ERR_NOT_FOUND) << path;
+    EXPECT_FALSE(dir.has("a"));
+    ASSERT_EQ(mkdirat(dir.fd, "a", 0700), 0);
     for (size_t n : SIZES) {
         const std::vector<uint8_t> bytes = draw_bytes(n, n);
         const std::string path = "a/b" + std::to_string(n) + "/c/file";
@@ -303,6 +307,7 @@ TEST_P(IoTest, LetsExactlyOneOfManyWritersWin)
     std::vector<std::vector<uint8_t>> contents;
     for (unsigned i = 0; i < N; i++)
         contents.push_back(draw_bytes(20000, i));
+    ASSERT_EQ(mkdirat(dir.fd, "x", 0700), 0);
     for (unsigned i = 0; i < N; i++)
         ASSERT_EQ(
             cg_io_write(io, dir.fd, "x/y/file", contents[i].data(), contents[i].size(), false, i),

@@ -1,3 +1,4 @@
+#include "iouring/file.h"
 #include "iouring/layout.h"
 #include "iouring/store.h"
 
@@ -528,6 +529,34 @@ TEST_P(StoreTest, WantsTheProfileOfALossyContext)
     publish_all(chain);
     EXPECT_EQ(context("c", chain, 4, &profile), CG_ERR_NOT_FOUND);
     EXPECT_FALSE(dir.has("m/contexts/c/context.json"));
+}
+
+// As where the store's host exports a mount that has ended there.
+TEST_P(StoreTest, NothingIsWrittenWhereTheModelsFolderIsGone)
+{
+    const std::vector<Chunk> chain = make_chain(3, CG_L0), longer(chain.begin(), chain.end() - 1);
+    const std::string model = dir.path + "/m", away = dir.path + "/away";
+    const std::vector<uint8_t> bytes(100, 7);
+    const Chunk &unsaved = chain[2];
+    uint8_t replaced;
+    publish_all(longer);
+    ASSERT_EQ(context("c", {chain[0]}, 1), CG_OK);
+    std::filesystem::rename(model, away);
+    EXPECT_EQ(publish(unsaved), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_replace(store, io, unsaved.bytes.data(), unsaved.bytes.size(), 1, &replaced),
+              CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_store_publish_model(store, io, "{}", 2), CG_ERR_NOT_FOUND);
+    EXPECT_EQ(context("c", longer, 1), CG_ERR_NOT_FOUND);
+    // What publishing a context writes, where that ends in the middle of it.
+    EXPECT_EQ(cg_file_write(dir.fd, "m/contexts/c/tokens", bytes.data(), bytes.size(), true),
+              CG_ERR_NOT_FOUND);
+    EXPECT_EQ(cg_file_install(dir.fd, ("away" + object_path(chain[0]).substr(1)).c_str(),
+                              "m/contexts/c/L0/00000.kv", false, UINT64_MAX),
+              CG_ERR_NOT_FOUND);
+    EXPECT_FALSE(dir.has("m"));
+    std::filesystem::rename(away, model);
+    EXPECT_EQ(publish(unsaved), CG_OK);
+    EXPECT_EQ(context("c", chain, 1), CG_OK);
 }
 
 // --- adoption ---
