@@ -403,15 +403,19 @@ cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *pref
 
 bool cg_asking_is_silent(cg_runtime *rt, cg_io *io, uint64_t silence_ns)
 {
-    /* A key that nobody has: only whether the store answers counts. */
-    const cg_key any = {{0}};
-    bool is_there;
-    uint32_t n_errors;
-    waiting w = {.silence = {.runtime = rt, .silence_ns = silence_ns},
-                 .most_ns = UINT64_MAX / 2,
-                 .is_silent = true};
-    const cg_status status =
-        cg_store_probe(rt->connector->store, io, &any, 1, &(cg_store_patience){until_ns, &w},
-                       &is_there, &n_errors);
-    return status == CG_ERR_TIMED_OUT;
+    const cg_store *store = rt->connector->store;
+    const uint64_t begun_ns = cg_now_ns();
+    waiting w = {.silence = {.runtime = rt, .silence_ns = silence_ns}, .most_ns = UINT64_MAX / 2};
+    cg_io_completion answer;
+    size_t n = 0;
+    cg_status status = cg_store_ask(store, io, 0);
+    while (status == CG_OK && n == 0) {
+        const uint64_t end_ns = until_ns(&w, begun_ns), now_ns = cg_now_ns();
+        if (now_ns >= end_ns)
+            return true;
+        status = cg_io_wait(io, end_ns - now_ns, &answer, 1, &n);
+    }
+    if (n > 0)
+        cg_store_note(store, &answer);
+    return false;
 }

@@ -37,12 +37,12 @@ void cg_asking_learn(cg_asking_width *width, uint32_t n_chunks, uint64_t took_ns
 typedef struct cg_prefix cg_prefix;   /* connector/prefix.h */
 typedef struct cg_runtime cg_runtime; /* connector/runtime.h */
 
-/* What became of a call. */
+/* What became of a call. After any but CG_ASKED the cg_io is to be freed. */
 typedef enum cg_asked {
     CG_ASKED,
-    CG_ASKED_LATE,    /* not all has been answered; the cg_io is to be freed */
+    CG_ASKED_LATE,    /* not all has been answered */
     CG_ASKED_IN_VAIN, /* the store is silent */
-    CG_ASKED_BROKEN   /* the cg_io is of no more use */
+    CG_ASKED_BROKEN   /* the cg_io has failed */
 } cg_asked;
 
 /* One stage further for prefixes[n], the oldest first, or for as many as the width allows: at least
@@ -58,7 +58,7 @@ cg_asked cg_asking_ask(cg_asking_width *width, cg_io *io, cg_prefix *const *pref
                        uint64_t silence_ns);
 
 /* Asks one small question. True: the store is silent; an error is an answer. The cg_io must be
- * idle. */
+ * idle. The question of a silent store stays under way in it: it may be answered later. */
 bool cg_asking_is_silent(cg_runtime *runtime, cg_io *io, uint64_t silence_ns);
 
 #ifdef __cplusplus

@@ -55,27 +55,6 @@ void cg_looker_skip(cg_runtime *rt, cachegen_lookup *l)
     cg_looker_finish(rt, l);
 }
 
-/* Frees a queue that failed, or whose questions may never be answered. */
-static void drop_stuck_queue(cg_io **io, bool has_failed)
-{
-    if (*io != NULL && (has_failed || cg_io_n_under_way(*io) > 0)) {
-        cg_io_free(*io, 0);
-        *io = NULL;
-    }
-}
-
-/* One small question. False: no answer in the time of a look-up; an error is one. */
-static bool store_answers(cg_runtime *rt, cg_io **io)
-{
-    const cachegen *c = rt->connector;
-    const cg_io_config config = cg_runtime_io_config(c);
-    if (*io == NULL && cg_io_new(&config, io) != CG_OK)
-        return true; /* what that means the next look-up will see */
-    const bool is_silent = cg_asking_is_silent(rt, *io, cg_ms(c->config->lookup_timeout_ms));
-    drop_stuck_queue(io, is_silent);
-    return !is_silent;
-}
-
 /* With the lock held: how long the engine would take until it has computed what a look-up is for;
  * 0: not known. */
 static uint64_t computed_in_ns(cg_runtime *rt, const cachegen_lookup *l)
@@ -111,23 +90,51 @@ static void set_patience(cg_runtime *rt, cachegen_lookup *l)
     l->prefix.patience_ns = computed_ns > timeout_ns ? computed_ns : timeout_ns;
 }
 
+/* With the lock held: one small question, and a pause if there is no answer in the time of a
+ * look-up; an error is one. The pause ends where the answer comes after all, or the runtime stops.
+ * False: neither came. */
+static bool ask_and_pause(cg_runtime *rt, uint64_t pause_ns)
+{
+    const cg_io_config config = cg_runtime_io_config(rt->connector);
+    cg_io_completion late;
+    size_t n = 0;
+    pthread_mutex_unlock(&rt->lock);
+    cg_io *io = NULL;
+    /* Without a queue the next look-up will see what that means. */
+    const bool is_silent =
+        cg_io_new(&config, &io) == CG_OK &&
+        cg_asking_is_silent(rt, io, cg_ms(rt->connector->config->lookup_timeout_ms));
+    pthread_mutex_lock(&rt->lock);
+    rt->store_is_silent = is_silent;
+    if (is_silent && !rt->stop) {
+        rt->looker_io = io;
+        pthread_mutex_unlock(&rt->lock);
+        cg_io_wait(io, pause_ns, &late, 1, &n);
+        pthread_mutex_lock(&rt->lock);
+        rt->looker_io = NULL;
+    }
+    pthread_mutex_unlock(&rt->lock);
+    cg_io_free(io, 0);
+    pthread_mutex_lock(&rt->lock);
+    return n > 0 || !is_silent;
+}
+
 /* With the lock held: a look-up has waited in vain. Until the store answers again look-ups are
  * misses at once, those that wait, too, and only this thread asks: one question at a time, the less
- * often the longer it takes, since each may leave a system call behind that hangs. */
-static void await_answer(cg_runtime *rt, cg_io **io)
+ * often the longer it takes, since each may leave a system call behind that hangs. After a late
+ * answer it asks again at once: the store may be back, or as slow as before. */
+static void await_answer(cg_runtime *rt)
 {
-    uint64_t pause_ns = cg_ms(rt->connector->config->lookup_timeout_ms);
+    const uint64_t least_ns = cg_ms(rt->connector->config->lookup_timeout_ms);
+    uint64_t pause_ns = least_ns;
     rt->store_is_silent = true;
     while (!rt->stop && rt->store_is_silent) {
         while (rt->lookups.head != NULL)
             cg_looker_skip(rt, (cachegen_lookup *)cg_operation_take(rt, &rt->lookups));
-        pthread_mutex_unlock(&rt->lock);
-        const bool answers = store_answers(rt, io);
-        pthread_mutex_lock(&rt->lock);
-        rt->store_is_silent = !answers;
-        if (!answers && !rt->stop)
-            cg_runtime_wait(rt, &rt->lookups.filled, cg_now_ns() + pause_ns);
-        pause_ns = 2 * pause_ns < MAX_PAUSE_NS ? 2 * pause_ns : MAX_PAUSE_NS;
+        if (ask_and_pause(rt, pause_ns))
+            pause_ns = least_ns;
+        else
+            pause_ns = 2 * pause_ns < MAX_PAUSE_NS ? 2 * pause_ns : MAX_PAUSE_NS;
     }
     rt->store_is_silent = false;
 }
@@ -187,8 +194,11 @@ static cg_asked line_ask(cg_runtime *rt, const line *at, cg_asking_width *width,
     }
     const uint64_t timeout_ns = cg_ms(rt->connector->config->lookup_timeout_ms);
     const cg_asked asked = cg_asking_ask(width, *io, prefixes, at->n, timeout_ns);
-    /* Of a call that was late, questions are left behind that take up the queue. */
-    drop_stuck_queue(io, asked == CG_ASKED_BROKEN || asked == CG_ASKED_LATE);
+    /* It has failed, or questions are left behind that take up the queue. */
+    if (asked != CG_ASKED) {
+        cg_io_free(*io, 0);
+        *io = NULL;
+    }
     return asked;
 }
 
@@ -210,7 +220,7 @@ void *cg_looker_run(void *argument)
         at.free_ns = cg_now_ns();
         line_leave(rt, &at, asked == CG_ASKED_IN_VAIN);
         if (asked == CG_ASKED_IN_VAIN)
-            await_answer(rt, &io);
+            await_answer(rt);
     }
     pthread_mutex_unlock(&rt->lock);
     cg_io_free(io, 0);

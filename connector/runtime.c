@@ -188,6 +188,8 @@ bool cg_runtime_stop(cg_runtime *rt, uint64_t deadline_ns)
     pthread_cond_broadcast(&rt->watched);
     pthread_cond_broadcast(&rt->used);
     cg_runtime_wake_reader(rt);
+    if (rt->looker_io != NULL)
+        cg_io_wake(rt->looker_io);
     while (rt->n_inside > 0 && cg_now_ns() < deadline_ns)
         cg_runtime_wait(rt, &rt->changed, deadline_ns);
     return rt->n_inside == 0;

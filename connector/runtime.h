@@ -64,6 +64,7 @@ struct cg_runtime {
     uint64_t opener_ns;       /* when it last began */
     cg_fetch_plan fetch_plan; /* of the loads that are not done */
     cg_io *reader_io;         /* to wake; set while the reader runs */
+    cg_io *looker_io;         /* the same, while the looker pauses */
 
     /* What the writer does, for the watcher (connector/save_state.h). */
     cg_operation *saving;

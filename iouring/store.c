@@ -263,17 +263,30 @@ cg_status cg_store_touch(const cg_store *store, const cg_key *key, cg_level leve
     return status == CG_OK ? cg_store_touch_file(place.dir_fd, place.path) : status;
 }
 
+/* A name that nobody has asked for before, so that no cache on this host answers, and that is not
+ * there. now_ns: the time. */
+static void new_name(const cg_store *store, uint64_t now_ns, char path_out[CG_TREE_PATH_BYTES])
+{
+    snprintf(path_out, CG_TREE_PATH_BYTES, "%s/objects/%016llx", store->model,
+             (unsigned long long)now_ns);
+}
+
+cg_status cg_store_ask(const cg_store *store, cg_io *io, uint64_t user)
+{
+    char path[CG_TREE_PATH_BYTES];
+    new_name(store, cg_now_ns(), path);
+    return cg_io_stat(io, store->root_fd, path, user);
+}
+
 uint64_t cg_store_latency_ns(const cg_store *store)
 {
-    /* Of a name that nobody has asked for before, and that is not there. Twice, since this thread
-     * may have had to wait for a processor. */
+    /* Twice, since this thread may have had to wait for a processor. */
     char path[CG_TREE_PATH_BYTES];
     struct stat s;
     uint64_t least_ns = UINT64_MAX;
     for (int i = 0; i < 2 && least_ns > NEAR_NS; i++) {
         const uint64_t began_ns = cg_now_ns();
-        snprintf(path, sizeof path, "%s/objects/%016llx", store->model,
-                 (unsigned long long)began_ns);
+        new_name(store, began_ns, path);
         /* Any other answer says nothing about the way: 0 passes for a store that is near. */
         if (fstatat(store->root_fd, path, &s, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT)
             return 0;

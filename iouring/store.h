@@ -105,6 +105,8 @@ cg_status cg_store_read_open(const cg_store *store, cg_io *io, const cg_key *key
  * the store is a network away, that is about a round trip. It blocks for at most two such
  * answers. */
 uint64_t cg_store_latency_ns(const cg_store *store);
+/* Submits such a question, as cg_io_stat(): any answer says that the store lives. */
+cg_status cg_store_ask(const cg_store *store, cg_io *io, uint64_t user);
 
 /* Whether the store's file system on this host is of a type, "fuse.sshfs", as /proc/self/mountinfo
  * says. False where that cannot be read. */

@@ -33,6 +33,11 @@ std::atomic<pthread_mutex_t *> lock_of_steps{nullptr};
 std::atomic<int> n_freed{0}, n_freed_with_lock{0};
 thread_local bool tells_lock = false; // the last that it gives back
 
+// Unless 0: what the thread of look-ups waits for so long or longer it waits for without end, and
+// how often it has begun to.
+std::atomic<uint64_t> endless_from_ns{0};
+std::atomic<int> n_endless{0};
+
 } // namespace
 
 // The linker has the library's calls come here (--wrap).
@@ -43,6 +48,23 @@ extern "C" int __wrap_pthread_mutex_unlock(pthread_mutex_t *lock)
     if (tells_lock)
         lock_of_steps = lock;
     return __real_pthread_mutex_unlock(lock);
+}
+extern "C" cg_status __real_cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *out,
+                                       size_t most, size_t *n_out);
+extern "C" cg_status __wrap_cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *out,
+                                       size_t most, size_t *n_out);
+extern "C" cg_status __wrap_cg_io_wait(cg_io *io, uint64_t timeout_ns, cg_io_completion *out,
+                                       size_t most, size_t *n_out)
+{
+    const uint64_t from_ns = endless_from_ns;
+    char name[16] = "";
+    if (from_ns > 0 && timeout_ns >= from_ns &&
+        pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
+        std::string(name) == "cachegen-look") {
+        timeout_ns = UINT64_MAX;
+        n_endless++;
+    }
+    return __real_cg_io_wait(io, timeout_ns, out, most, n_out);
 }
 extern "C" void __real_free(void *memory);
 extern "C" void __wrap_free(void *memory);
@@ -457,6 +479,32 @@ TEST_P(HangTest, AStoreThatDoesNotAnswerCostsOneLookUpItsTimeAndNoOther)
     EXPECT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }))
         << "it answers again";
     EXPECT_EQ(engine->load(tokens).progress.loaded_tokens, 127u);
+}
+
+TEST_P(HangTest, ALateAnswerEndsThePauseBeforeTheStoreIsAskedAgain)
+{
+    const Tokens tokens = prompt(32 * 4), longer = prompt(32 * 20, 3);
+    ASSERT_TRUE(comes_true([&] { return engine->save(longer) == CACHEGEN_OK; }));
+    engine.reset();
+    odd.reset();
+    odd = std::make_unique<OddFs>(store.dir.path, mount.path, /*is_far=*/true); // to be asked much
+    ASSERT_EQ(odd->why(), "");
+    engine = open();
+    ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+    n_endless = 0;
+    endless_from_ns = 500000000; // half of lookup_timeout_ms; in between looks are more often
+    odd->set_mood(Mood::HANGING);
+    EXPECT_EQ(engine->look_up(prompt(64, 2)).hit_tokens, 0u);
+    EXPECT_TRUE(comes_true([] { return n_endless > 0; })) << "it pauses";
+    EXPECT_EQ(engine->look_up(tokens).hit_tokens, 0u);
+    odd->set_mood(Mood::GOOD);
+    EXPECT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }));
+    // With all its questions at once, as before.
+    cachegen_lookup *lookup = start_held_lookup(longer, Mood::TRICKLING);
+    EXPECT_TRUE(comes_true([&] { return odd->n_hanging() >= 20; })) << odd->n_hanging();
+    odd->set_mood(Mood::GOOD);
+    finish(lookup);
+    endless_from_ns = 0;
 }
 
 TEST_P(HangTest, LookUpsThatWaitBehindTheFirstEndWithIt)
