@@ -40,10 +40,12 @@ int cg_file_open(int dir_fd, const char *path, cg_status *status_out)
     return open_regular(dir_fd, path, &file_bytes, status_out);
 }
 
-/* Up to n_bytes from offset on: fewer only at the end of the file. */
+/* Up to n_bytes from offset on: fewer only at the end of the file. Where a file is longer than what
+ * can be read of it a connection was lost, perhaps; a kernel's cache may not know the length. */
 static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t offset,
                             size_t *n_read_out)
 {
+    struct statx s;
     size_t done_bytes = 0;
     while (done_bytes < n_bytes) {
         const ssize_t n =
@@ -52,8 +54,13 @@ static cg_status read_fully(int fd, uint8_t *bytes, size_t n_bytes, uint64_t off
             continue;
         if (n < 0)
             return cg_status_from_errno(errno);
-        if (n == 0)
+        if (n == 0) {
+            if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE, &s) != 0)
+                return cg_status_from_errno(errno);
+            if (s.stx_size > offset + done_bytes)
+                return CG_ERR_IO;
             break;
+        }
         done_bytes += (size_t)n;
     }
     *n_read_out = done_bytes;

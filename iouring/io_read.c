@@ -1,5 +1,6 @@
 /* A read is a small machine of states. read_open(), read_stat(), read_next() and read_close() set a
- * state and its step; read_opened(), read_statted() and read_data() take the step's result. */
+ * state and its step; read_opened(), read_statted(), read_data() and read_cut() take the step's
+ * result. */
 #include "iouring/io_read.h"
 
 #include <errno.h>
@@ -7,7 +8,7 @@
 
 /* The order counts: from READ_REOPEN on the step is a close, which is no reason to fail an
  * operation that was abandoned meanwhile. */
-enum { READ_OPEN, READ_STAT, READ_DATA, READ_REOPEN, READ_CLOSE, STAT_PATH };
+enum { READ_OPEN, READ_STAT, READ_DATA, READ_CUT, READ_REOPEN, READ_CLOSE, STAT_PATH };
 
 /* Whether op->statx is of a regular file. Else status and error of op say what it is. */
 static bool check_regular(cg_io_op *op)
@@ -57,14 +58,16 @@ static void read_close(cg_io_op *op, int next_state)
     op->fd = -1;
 }
 
-static void read_stat(cg_io_op *op)
+static void read_stat(cg_io_op *op, int state)
 {
-    op->state = READ_STAT;
+    op->state = state;
+    /* A kernel takes a short read for the end of a FUSE file, and believes that for a while. */
+    const int flags = state == READ_CUT ? AT_STATX_FORCE_SYNC : 0;
     op->step = (cg_io_step){.kind = CG_IO_STEP_STATX,
                             .fd = op->fd,
                             /* The open file, not its name, which may be another file's by now. */
                             .path = "",
-                            .flags = AT_EMPTY_PATH,
+                            .flags = AT_EMPTY_PATH | flags,
                             .statx = &op->statx};
 }
 
@@ -121,7 +124,7 @@ static void read_opened(cg_io_op *op, int result)
     posix_fadvise(op->fd, 0, 0, POSIX_FADV_RANDOM);
     /* What was looked at before may be another file, now that it is opened again. */
     if (op->looks_first || op->is_regular)
-        read_stat(op);
+        read_stat(op, READ_STAT);
     else
         read_contents(op);
 }
@@ -168,13 +171,23 @@ static void read_data(cg_io_op *op, int result)
         else
             read_complete(op);
     } else if (!op->is_regular) {
-        read_stat(op); /* no regular file, perhaps: that is the better answer */
+        read_stat(op, READ_STAT); /* no regular file, perhaps: that is the better answer */
     } else if (result < 0) {
         read_failed(op, -result);
     } else {
-        op->status = CG_ERR_TRUNCATED;
-        read_close(op, READ_CLOSE);
+        read_stat(op, READ_CUT);
     }
+}
+
+/* Less came than was asked for. A file that is longer is whole: a connection was lost, perhaps. */
+static void read_cut(cg_io_op *op, int result)
+{
+    if (result < 0 || op->statx.stx_size > op->offset + op->done_bytes) {
+        read_failed(op, result < 0 ? -result : EIO);
+        return;
+    }
+    op->status = CG_ERR_TRUNCATED;
+    read_close(op, READ_CLOSE);
 }
 
 void cg_io_read_begin(cg_io_op *op)
@@ -206,6 +219,7 @@ void cg_io_read_advance(cg_io_op *op, int result)
     case READ_OPEN: read_opened(op, result); break;
     case READ_STAT: read_statted(op, result); break;
     case READ_DATA: read_data(op, result); break;
+    case READ_CUT: read_cut(op, result); break;
     case READ_REOPEN: read_open(op); break;
     default:
         cg_io_op_finish(op);

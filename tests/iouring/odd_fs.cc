@@ -264,6 +264,11 @@ struct OddFsCalls {
         is_about_new(path, true);
         return is_open(fd, info);
     }
+    static bool is_cut()
+    {
+        const std::lock_guard<std::mutex> guard(state()->lock);
+        return state()->mood == Mood::CUT;
+    }
     static int read(const char *path, char *bytes, size_t n, off_t offset,
                     struct fuse_file_info *info)
     {
@@ -280,6 +285,8 @@ struct OddFsCalls {
             return -EINVAL;
         if (is_named(path, "short"))
             n = std::min<size_t>(n, 1000);
+        if (is_cut())
+            n = std::min<size_t>(n, offset < 100 ? static_cast<size_t>(100 - offset) : 0);
         return result_of(pread(static_cast<int>(info->fh), bytes, n, offset));
     }
     static int write(const char *path, const char *bytes, size_t n, off_t offset,

@@ -27,6 +27,7 @@ enum class Mood {
     FULL,      // what makes something new is ENOSPC
     READ_ONLY, // what changes something is EROFS
     GONE,      // everything is EIO
+    CUT,       // of a file no more than 100 bytes can be read, without an error
 };
 
 class OddFs

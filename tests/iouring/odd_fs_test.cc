@@ -133,6 +133,46 @@ TEST_P(OddFsTest, ContinuesShortReads)
     }
 }
 
+// As of a connection that is lost. Where the kernel keeps what it was told of a file, it takes a
+// short read for the file's end.
+TEST_P(OddFsTest, AFileIsNotTruncatedForThatLittleOfItCouldBeRead)
+{
+    std::vector<uint8_t> got;
+    uint8_t start[160];
+    dir.write("backing/short", draw_bytes(5000, 1)); // past the page cache
+    dir.write("backing/plain", draw_bytes(5000, 2));
+    dir.write("backing/ends", draw_bytes(100, 3));
+    for (const bool is_far : {false, true}) {
+        odd.reset();
+        odd = std::make_unique<cg_test::OddFs>(dir.path + "/backing", dir.path + "/odd", is_far);
+        ASSERT_EQ(odd->why(), "");
+        for (const char *path : {"odd/short", "odd/plain"}) {
+            SCOPED_TRACE(path);
+            for (const cg_io_cache cache : {CG_IO_CACHED, CG_IO_DIRECT}) {
+                odd->set_mood(cg_test::Mood::CUT);
+                EXPECT_EQ(read(path, &got, 160, cache), CG_ERR_IO);
+                EXPECT_EQ(last.error, EIO);
+                EXPECT_EQ(cg_file_read_start(dir.fd, path, start, sizeof start, nullptr),
+                          CG_ERR_IO);
+                EXPECT_EQ(read("odd/ends", &got, 160, cache), CG_ERR_TRUNCATED);
+                odd->set_mood(cg_test::Mood::GOOD);
+                EXPECT_EQ(read(path, &got, 5000), CG_OK);
+            }
+            ASSERT_EQ(cg_io_read_open(io, dir.fd, path, 0, 160, 1), CG_OK);
+            cg_io_completion first = wait_for_one();
+            ASSERT_EQ(first.status, CG_OK);
+            cg_io_buffer_release(first.buffer);
+            cg_open_file *file = cg_open_file_new(first.file);
+            odd->set_mood(cg_test::Mood::CUT);
+            ASSERT_EQ(posix_fadvise(first.file, 0, 0, POSIX_FADV_DONTNEED), 0);
+            ASSERT_EQ(cg_io_read_file(io, file, 4096, 160, 1), CG_OK);
+            EXPECT_EQ(wait_for_one().status, CG_ERR_IO);
+            odd->set_mood(cg_test::Mood::GOOD);
+            close(cg_open_file_drop(file));
+        }
+    }
+}
+
 TEST_P(OddFsTest, AsksForNoMoreThanTheStart)
 {
     dir.write("backing/short_counted",
