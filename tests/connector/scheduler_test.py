@@ -1450,13 +1450,13 @@ class MeasureTest(unittest.TestCase):
         return made
 
     def test_a_budget_counts_until_the_first_token_also_where_steps_are_planned_ahead(self):
-        for first_token_ms, met_and_missed in ((801, (0, 1)), (499, (1, 0))):
+        for first_token_ms, budget_ms, met_and_missed in ((801, 500, (0, 1)), (499, 500, (1, 0)), (40, 1, (0, 1))):
             with self.subTest(first_token_ms):
-                made = self.plan_ahead(first_token_ms)
+                made = self.plan_ahead(first_token_ms, budget_ms)
                 for n_computed in (201, 202):
                     made.step(step_of("r", n_computed, 1, is_new=False))
                     self.assertEqual(self.budgets(made), met_and_missed)
-                self.assertEqual(made._budgets._after_load._alone.mean, min(first_token_ms, 500 / 4) * 10**6)
+                self.assertEqual(made._budgets._after_load._alone.mean, min(first_token_ms, 1000 / 4) * 10**6)
                 self.assertEqual(made._budgets._first_tokens, [])
 
     def test_so_it_does_where_the_request_is_preempted_by_the_step_that_was_planned_ahead(self):

@@ -69,7 +69,7 @@ class Budgets:
         # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
         if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
             n_together = sum(other.awaits_first_token for other in together)
-            self._after_load.note(state.load_ended_ns, now_ns, budget_ns // 4, n_together)
+            self._after_load.note(state.load_ended_ns, now_ns, self._library.ttft_budget_ns // 4, n_together)
         ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
         self.n_met, self.n_missed = self.n_met + (ratio <= 1), self.n_missed + (ratio > 1)
         self._observed.note("budget_ratio", ratio)
