@@ -145,6 +145,19 @@ def step_of(name, n_computed, n_scheduled, n_blocks=13, is_new=True):
     )
 
 
+def joined(first, *others):
+    """A SchedulerOutput of the requests of several."""
+    for other in others:
+        first.total_num_scheduled_tokens += other.total_num_scheduled_tokens
+        first.num_scheduled_tokens.update(other.num_scheduled_tokens)
+        first.scheduled_new_reqs.extend(other.scheduled_new_reqs)
+        cached, also = first.scheduled_cached_reqs, other.scheduled_cached_reqs
+        cached.req_ids += also.req_ids
+        cached.num_computed_tokens += also.num_computed_tokens
+        cached.new_block_ids += also.new_block_ids
+    return first
+
+
 class PrefillTest(unittest.TestCase):
     def test_a_step_says_where_its_tokens_stand(self):
         made = scheduler(Store())
@@ -1457,7 +1470,7 @@ class MeasureTest(unittest.TestCase):
                     made.step(step_of("r", n_computed, 1, is_new=False))
                     self.assertEqual(self.budgets(made), met_and_missed)
                 self.assertEqual(made._budgets._after_load._alone.mean, min(first_token_ms, 1000 / 4) * 10**6)
-                self.assertEqual(made._budgets._first_tokens, [])
+                self.assertEqual(made._budgets._first_tokens, {})
 
     def test_so_it_does_where_the_request_is_preempted_by_the_step_that_was_planned_ahead(self):
         made = self.plan_ahead(801)
@@ -1470,7 +1483,31 @@ class MeasureTest(unittest.TestCase):
         made = self.loaded()
         made.step(step_of("r", 192, 8))
         made.finish(self.asked, [])
-        self.assertEqual(made._budgets._first_tokens, [])
+        self.assertEqual(self.budgets(made), (0, 0))
+        self.assertEqual(made._budgets._after_load._alone.mean, 0)
+        self.assertEqual(made._budgets._first_tokens, {})
+
+    def test_only_first_tokens_of_one_step_come_together(self):
+        for is_over_at_once in (False, True):
+            with self.subTest(is_over_at_once):
+                made, asked = scheduler(Store(hit=192)), {name: request(name) for name in "abc"}
+                for one in asked.values():
+                    made.matched_tokens(one, 0)
+                    made.update_after_alloc(one, blocks(13), 192)
+                made.take_report(WorkerReport(loads={name: LoadReport(192, 0) for name in asked}))
+                made.step(joined(step_of("a", 192, 8), step_of("b", 192, 8)))
+                behind = step_of("a", 200, 1, is_new=False), step_of("b", 200, 1, is_new=False)
+                made.step(joined(step_of("c", 192, 8), *behind))  # planned ahead
+                with mock.patch.object(made._budgets._after_load, "note") as note:
+                    for names in ("ab", "c"):
+                        for name in names:  # vLLM hands out a step's tokens one by one, and ends requests meanwhile
+                            asked[name].num_output_tokens = 1
+                            if is_over_at_once:
+                                made.finish(asked[name], [])
+                        made.step(step_of(None, 0, 0))
+                self.assertEqual([call.args[3] for call in note.call_args_list], [1, 0, 0])
+                self.assertEqual(self.budgets(made), (3, 0))
+                self.assertEqual(made._budgets._first_tokens, {})
 
     def test_the_time_that_a_request_has_waited_counts(self):
         made = scheduler(Store(hit=192))
@@ -1479,6 +1516,7 @@ class MeasureTest(unittest.TestCase):
         made.update_after_alloc(asked, blocks(13), 192)
         made.take_report(WorkerReport(loads={"r": LoadReport(192, 0)}))
         made.step(step_of("r", 192, 8))
+        asked.num_output_tokens = 1
         made.finish(asked, [])
         self.assertEqual(self.budgets(made), (0, 1))
 
@@ -1507,6 +1545,7 @@ class MeasureTest(unittest.TestCase):
                 made.update_after_alloc(resumed, blocks(13), 192)
                 made.take_report(WorkerReport(loads={"r": LoadReport(192, 0)}))
                 made.step(step_of("r", 192, 8 + n_output))
+                self.asked.num_output_tokens = n_output + 1
                 made.finish(resumed, [])
                 self.assertEqual(self.budgets(made), counted if n_output else (0, 1))
 
@@ -1517,6 +1556,7 @@ class MeasureTest(unittest.TestCase):
                 with unittest.mock.patch("time.monotonic_ns", lambda: now_ns):
                     made = self.loaded(loads=((n_loaded, 0),))
                     made.step(step_of("r", n_loaded, 200 - n_loaded))
+                self.asked.num_output_tokens = 1
                 with unittest.mock.patch("time.monotonic_ns", lambda: now_ns + after_ns):
                     made.finish(request(), [])
                 made.matched_tokens(request("next", arrival_time=time.time() + 1000), 0)
@@ -1529,10 +1569,10 @@ class MeasureTest(unittest.TestCase):
                 self.assertEqual(made.matched_tokens(request(), 0), (0, False))  # as vLLM does
                 made.update_after_alloc(request(), blocks(13), 0)
                 made.step(step_of("r", 0, 200))
+                self.asked.num_output_tokens = 1
                 if is_over_at_once:
                     self.assertIsNotNone(made.finish(request(), []))
                 else:
-                    self.asked.num_output_tokens = 1
                     self.assertIsNotNone(made.step(step_of("r", 200, 1, is_new=False)).overwritten)
                 self.assertEqual(sum(self.budgets(made)), 1)
                 self.assertEqual(made.failures._counts, {})
@@ -1540,7 +1580,7 @@ class MeasureTest(unittest.TestCase):
     def test_a_budget_that_cannot_be_counted_costs_no_answer(self):
         made = self.loaded()
         made.step(step_of("r", 192, 8))
-        made.states["r"].spent_ns = None
+        self.asked.num_output_tokens, made.states["r"].spent_ns = 1, None
         with self.assertLogs("vllm.cachegen", "ERROR"):
             self.assertIsNotNone(made.finish(request(), []))
 

@@ -22,8 +22,9 @@ class Budgets:
         self._library, self.failures, self._observed = library, failures, observed
         self.n_met = self.n_missed = 0
         self._after_load = AfterLoad()
-        # Of requests whose prompt the step at hand completes, or one before it whose tokens are not there yet.
-        self._first_tokens: list[RequestState] = []
+        self._n_steps = 0
+        # By requests that have none yet: the number of the step that makes it, which completes the prompt.
+        self._first_tokens: dict[RequestState, int] = {}
         self._small_step_ns = 0  # when the last step began, if it computes next to nothing; else 0
 
     def ahead_ns(self, state, others_due):
@@ -35,14 +36,13 @@ class Budgets:
     def count_first_tokens(self):
         """Those that are there by now. With asynchronous scheduling vLLM plans the next step before it has the tokens
         of the last one."""
-        there = [state for state in self._first_tokens if state.request.num_output_tokens > 0]
-        self._first_tokens = [state for state in self._first_tokens if state.request.num_output_tokens == 0]
-        for state in there:
-            self._count(state, there)
+        for state in [state for state in self._first_tokens if state.request.num_output_tokens > 0]:
+            self._count(state)
 
     def begin_step(self, n_tokens):
         """Of n_tokens."""
         self.count_first_tokens()
+        self._n_steps += 1
         now_ns = time.monotonic_ns()
         if self._small_step_ns:
             self._after_load.note_step(min(now_ns - self._small_step_ns, self._library.ttft_budget_ns // 4))
@@ -50,25 +50,26 @@ class Budgets:
 
     def complete(self, state):
         """The step at hand computes a prompt's end, and so makes its request's first token."""
-        if state.awaits_first_token and state not in self._first_tokens:
-            self._first_tokens.append(state)
+        if state.awaits_first_token:
+            self._first_tokens.setdefault(state, self._n_steps)  # steps planned behind that one say so again
 
     def finish(self, state):
-        """A request is over: if the step at hand makes its first token, that is there."""
-        if state in self._first_tokens:
-            self._count(state, self._first_tokens)
-            self._first_tokens.remove(state)
+        """A request is over. One that is aborted may have no token, also where a step at hand makes it."""
+        if state in self._first_tokens and state.request.num_output_tokens > 0:
+            self._count(state)
+        self._first_tokens.pop(state, None)
 
     @guarded(nothing)
-    def _count(self, state, together):
-        """The request's first token is there. together: requests of which it is made in the same step."""
+    def _count(self, state):
+        """The request's first token is there. Others of the same step may not be handed out yet."""
+        step = self._first_tokens.pop(state)
         if not state.awaits_first_token:
             return
         state.awaits_first_token = False
         now_ns, budget_ns = time.monotonic_ns(), state.budget_ns
         # What is computed by the token the library counts itself. loaded is None where vLLM has asked anew since.
         if state.loaded is not None and len(state.tokens) - state.loaded.loaded_tokens <= SAMPLE_MIN_TOKENS:
-            n_together = sum(other.awaits_first_token for other in together)
+            n_together = list(self._first_tokens.values()).count(step)
             self._after_load.note(state.load_ended_ns, now_ns, self._library.ttft_budget_ns // 4, n_together)
         ratio = (state.spent_ns + now_ns - state.lookup_started_ns) / budget_ns
         self.n_met, self.n_missed = self.n_met + (ratio <= 1), self.n_missed + (ratio > 1)
