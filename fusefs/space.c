@@ -209,10 +209,14 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
 static uint64_t limit_of(const cg_fs *fs, uint64_t used_bytes)
 {
     struct statvfs disk;
-    if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0)
+    if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0 ||
+        disk.f_frsize == 0)
         return fs->space.quota_bytes;
-    const uint64_t most_bytes = used_bytes + (uint64_t)disk.f_bavail * disk.f_frsize;
-    return most_bytes < fs->space.quota_bytes ? most_bytes : fs->space.quota_bytes;
+    /* In blocks: what a disk says of itself need not fit into bytes. */
+    const uint64_t quota_bytes = fs->space.quota_bytes,
+                   left_bytes = used_bytes < quota_bytes ? quota_bytes - used_bytes : 0;
+    return disk.f_bavail < left_bytes / disk.f_frsize ? used_bytes + disk.f_bavail * disk.f_frsize
+                                                      : quota_bytes;
 }
 
 static bool survey_again(cg_fs *fs, cg_survey *survey)

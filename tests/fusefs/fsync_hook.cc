@@ -19,6 +19,7 @@ std::function<int(const char *, const char *)> current_rename;
 std::function<void(const char *)> current_stat;
 std::function<void()> current_close;
 std::function<int(const char *)> current_attribute;
+std::function<void(struct statvfs *)> current_statvfs;
 
 } // namespace
 
@@ -97,6 +98,16 @@ AttributeHook::~AttributeHook()
     current_attribute = nullptr;
 }
 
+StatvfsHook::StatvfsHook(std::function<void(struct statvfs *)> hook)
+{
+    current_statvfs = std::move(hook);
+}
+
+StatvfsHook::~StatvfsHook()
+{
+    current_statvfs = nullptr;
+}
+
 } // namespace cg_test
 
 extern "C" int __real_openat(int dir_fd, const char *name, int flags, ...);
@@ -162,6 +173,17 @@ extern "C" ssize_t __wrap_fgetxattr(int fd, const char *name, void *value, size_
         return -1;
     }
     return __real_fgetxattr(fd, name, value, size);
+}
+
+extern "C" int __real_fstatvfs(int fd, struct statvfs *disk);
+extern "C" int __wrap_fstatvfs(int fd, struct statvfs *disk);
+
+extern "C" int __wrap_fstatvfs(int fd, struct statvfs *disk)
+{
+    const int result = __real_fstatvfs(fd, disk);
+    if (result == 0 && current_statvfs)
+        current_statvfs(disk);
+    return result;
 }
 
 extern "C" int __real_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gid, int flags);

@@ -1,7 +1,9 @@
 // tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, syncfs(),
-// fchownat(), openat(), renameat(), fstatat(), close() and fgetxattr().
+// fchownat(), openat(), renameat(), fstatat(), close(), fgetxattr() and fstatvfs().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
+#include <sys/statvfs.h>
+
 #include <functional>
 
 namespace cg_test
@@ -80,6 +82,16 @@ class AttributeHook
     ~AttributeHook();
     AttributeHook(const AttributeHook &) = delete;
     AttributeHook &operator=(const AttributeHook &) = delete;
+};
+
+// While it lives, hook may change what fstatvfs() has found. One at a time.
+class StatvfsHook
+{
+  public:
+    explicit StatvfsHook(std::function<void(struct statvfs *)> hook);
+    ~StatvfsHook();
+    StatvfsHook(const StatvfsHook &) = delete;
+    StatvfsHook &operator=(const StatvfsHook &) = delete;
 };
 
 } // namespace cg_test

@@ -1099,6 +1099,27 @@ TEST_F(FullDiskTest, ADiskWithoutAnEndIsNotFull)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
 }
 
+// As of a network's file system that says what it likes.
+TEST_F(SpaceTest, ADiskWithoutAnEndOrABlockIsNotFull)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 6, 20);
+    const struct {
+        uint64_t blocks, block_bytes;
+    } cases[] = {{UINT64_MAX, 4096}, {UINT64_MAX / 4096, 4096}, {UINT64_MAX, 1}, {1000, 0}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(c.blocks);
+        const cg_test::StatvfsHook hook([&](struct statvfs *disk) {
+            disk->f_blocks = disk->f_bfree = disk->f_bavail = c.blocks;
+            disk->f_frsize = c.block_bytes;
+        });
+        open(uint64_t{1} << 40);
+        cg_space_tend(fs->fs);
+        EXPECT_EQ(metric("evicted_bytes_total"), 0u);
+        for (const cg_test::Chunk &chunk : chain)
+            EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    }
+}
+
 TEST_F(FullDiskTest, AStartRemovesFirstWhatAKilledDaemonLeft)
 {
     OwnStaging killed(dir);
