@@ -32,6 +32,9 @@ typedef struct cg_space {
     uint64_t quota_bytes; /* 0: none */
     /* The quota, or what the disk could hold of the store at the last survey if that was less. */
     _Atomic uint64_t limit_bytes;
+    /* What went for the disk's sake and was not seen to come back to it, and what was free then. */
+    uint64_t gone_bytes, free_before_bytes;
+    bool is_in_vain; /* it does not come back: only the quota makes room */
     cg_model_quota *model_quotas;
     size_t n_model_quotas;
     int64_t keep_s[CG_N_LEVELS];

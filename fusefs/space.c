@@ -20,6 +20,7 @@ enum {
     REST_SECONDS = 60, /* at least, where nothing more may go */
     REST_FACTOR = 10,  /* and so many times as long as a survey took */
     ASK_SECONDS = 10,
+    GOOD_PART = 4, /* of what goes the disk has at least one in so many */
 };
 static const char LEASE[] = "evicting";
 
@@ -201,22 +202,66 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
         }
     }
     *model_out = CG_EVICT_ALL_MODELS;
-    return wanted_of(fs->space.limit_bytes, survey->used_bytes);
+    return wanted_of(fs->space.is_in_vain ? fs->space.quota_bytes : fs->space.limit_bytes,
+                     survey->used_bytes);
 }
 
-/* The quota, or what the disk can hold of the store beside all else if that is less: else a quota
- * beyond the disk would never make room. A disk without an end, as of tmpfs, has no blocks. */
-static uint64_t limit_of(const cg_fs *fs, uint64_t used_bytes)
+/* What is free on the disk. False: it does not bound the store. A disk without an end, as of tmpfs,
+ * has no blocks. */
+static bool read_free(const cg_fs *fs, uint64_t *bytes_out)
 {
     struct statvfs disk;
     if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0 ||
         disk.f_frsize == 0)
-        return fs->space.quota_bytes;
-    /* In blocks: what a disk says of itself need not fit into bytes. */
-    const uint64_t quota_bytes = fs->space.quota_bytes,
+        return false;
+    /* What a disk says of itself need not fit. */
+    *bytes_out =
+        disk.f_bavail < UINT64_MAX / disk.f_frsize ? disk.f_bavail * disk.f_frsize : UINT64_MAX;
+    return true;
+}
+
+/* Whether the disk has got a good part of what went for its sake. */
+static bool has_gained(const cg_fs *fs, uint64_t free_bytes)
+{
+    return free_bytes >= fs->space.free_before_bytes &&
+           free_bytes - fs->space.free_before_bytes >= fs->space.gone_bytes / GOOD_PART;
+}
+
+/* The quota, or what the disk can hold of the store beside all else if that is less: else a quota
+ * beyond the disk would never make room. Also whether that still does anything: where a snapshot
+ * has what goes, or somebody has it open, each look would take more until nothing is left. */
+static void find_limit(cg_fs *fs, uint64_t used_bytes)
+{
+    cg_space *space = &fs->space;
+    const uint64_t quota_bytes = space->quota_bytes,
                    left_bytes = used_bytes < quota_bytes ? quota_bytes - used_bytes : 0;
-    return disk.f_bavail < left_bytes / disk.f_frsize ? used_bytes + disk.f_bavail * disk.f_frsize
-                                                      : quota_bytes;
+    uint64_t free_bytes = UINT64_MAX;
+    const bool is_bound = read_free(fs, &free_bytes) && free_bytes < left_bytes;
+    const uint64_t limit_bytes = is_bound ? used_bytes + free_bytes : quota_bytes;
+    space->limit_bytes = limit_bytes;
+    const bool was_in_vain = space->is_in_vain;
+    space->is_in_vain = is_bound && space->gone_bytes > 0 && !has_gained(fs, free_bytes) &&
+                        wanted_of(limit_bytes, used_bytes) > 0;
+    if (space->is_in_vain && !was_in_vain)
+        cg_fs_log(fs, CG_LOG_WARNING,
+                  "what went gave its disk no room, as where a snapshot has it: the disk counts as "
+                  "full, and nothing more goes for its sake");
+    if (space->is_in_vain)
+        return;
+    space->gone_bytes = 0;
+    space->free_before_bytes = free_bytes;
+}
+
+/* What went for the disk's sake. Others may take the room until the next look, and some disks have
+ * it only after a while: so both now and then it counts. */
+static void note_gone(cg_fs *fs, uint64_t freed_bytes)
+{
+    uint64_t free_bytes;
+    if (fs->space.is_in_vain || fs->space.limit_bytes >= fs->space.quota_bytes)
+        return;
+    fs->space.gone_bytes = freed_bytes;
+    if (read_free(fs, &free_bytes) && has_gained(fs, free_bytes))
+        fs->space.gone_bytes = 0;
 }
 
 static bool survey_again(cg_fs *fs, cg_survey *survey)
@@ -231,7 +276,7 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
     fs->space.survey_ms = (int64_t)((cg_now_ns() - start_ns) / 1000000u);
     if (status == CG_OK) {
         fs->space.surveyed_bytes = survey->used_bytes;
-        fs->space.limit_bytes = limit_of(fs, survey->used_bytes);
+        find_limit(fs, survey->used_bytes);
         fs->space.published_bytes = published_bytes;
         fs->space.written_bytes = written_bytes;
         fs->space.is_known = true;
@@ -334,7 +379,10 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
             wanted = find_wanted(fs, survey, &next_quota, &model);
         }
         put_first(survey, &gone);
+        const uint64_t before = fs->metrics.evicted_bytes;
         const bool has_changed = make_room(fs, survey, model, wanted);
+        if (wanted > 0 && model == CG_EVICT_ALL_MODELS)
+            note_gone(fs, fs->metrics.evicted_bytes - before);
         if (model == CG_EVICT_ALL_MODELS)
             break;
         is_there = !has_changed || survey_again(fs, survey);

@@ -1072,6 +1072,67 @@ TEST_F(FullDiskTest, AQuotaBeyondTheDiskMakesRoomOnTheDisk)
     EXPECT_TRUE(cg_space_is_due(fs->fs, now_s()));
 }
 
+// As where a snapshot has it, another file shares its extents, or somebody has it open.
+TEST_F(FullDiskTest, WhatGivesTheDiskNoRoomStays)
+{
+    static const char TOLD[] = "gave its disk no room";
+    open(uint64_t{1} << 40);
+    fill("rest");
+    const auto n_left = [this] {
+        size_t n = 0;
+        for (const cg_test::Chunk &chunk : chain)
+            n += levels_of(chunk) != 0;
+        return n;
+    };
+    std::vector<int> held;
+    for (const cg_test::Chunk &chunk : chain) {
+        held.push_back(openat(dir.fd, path_of(chunk, CG_L1).c_str(), O_RDONLY | O_CLOEXEC));
+        ASSERT_GE(held.back(), 0);
+    }
+    cg_space_tend(fs->fs);
+    const size_t n = n_left();
+    EXPECT_LT(n, chain.size());
+    EXPECT_EQ(fs->log().find(TOLD), std::string::npos);
+    for (int i = 0; i < 5; i++)
+        cg_space_tend(fs->fs);
+    ASSERT_GT(n, 0u);
+    EXPECT_EQ(n_left(), n);
+    EXPECT_EQ(left(), 0u);
+    const std::string log = fs->log();
+    ASSERT_NE(log.find(TOLD), std::string::npos) << log;
+    EXPECT_EQ(log.find(TOLD), log.rfind(TOLD)) << "once";
+    cg_fs_file *file;
+    fs->mkdirs("m/contexts/d/L3");
+    EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC) << "the disk is full";
+    // They let go: the disk has the room, and when it is full again, room is made again.
+    for (const int fd : held)
+        ::close(fd);
+    EXPECT_GT(left(), 0u);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(n_left(), n) << "there is room";
+    fill("more");
+    cg_space_tend(fs->fs);
+    EXPECT_LT(n_left(), n);
+    EXPECT_GT(left(), 0u);
+}
+
+// Its own quota is met all the same.
+TEST_F(FullDiskTest, WhatGivesTheDiskNoRoomStillGoesForTheQuota)
+{
+    // The disk says that it is full, whatever goes.
+    const cg_test::StatvfsHook hook([](struct statvfs *disk) { disk->f_bavail = 0; });
+    const uint64_t quota = used() + 100'000;
+    open(quota);
+    for (int i = 0; i < 4; i++)
+        cg_space_tend(fs->fs);
+    const uint64_t kept = used();
+    cg_space_tend(fs->fs);
+    ASSERT_EQ(used(), kept) << "nothing more for the disk";
+    publish(2, 1, 20);
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), quota / 100 * 90);
+}
+
 TEST_F(FullDiskTest, ADiskThatContextsFillIsToldOf)
 {
     make_context("c", chain, 0);
