@@ -39,6 +39,13 @@ cg_status cg_marks_add_all(cg_marks *marks, uint32_t model, int error)
     return cg_marks_add(marks, model, &(cg_key){{0}}, ALL_CHUNKS);
 }
 
+cg_status cg_marks_add_unread(cg_marks *marks, uint32_t model, int error)
+{
+    if (error == EAGAIN || cg_marks_is_forbidden(error))
+        return cg_marks_add_all(marks, model, error);
+    return error == 0 || error == ENOENT || error == ELOOP ? CG_OK : cg_status_from_errno(error);
+}
+
 /* ---- context.json ---- */
 
 /* A JSON text is read string by string; what stands between them does not matter here. */
@@ -91,10 +98,8 @@ cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const c
     scan s = {.marks = marks, .model = model, .n_before = marks->n_items};
     const int fd = cg_view_open_unnoticed(dir_fd, leaf);
     cg_status status = CG_OK;
-    if (fd < 0 && (errno == EAGAIN || cg_marks_is_forbidden(errno)))
-        return cg_marks_add_all(marks, model, errno);
     if (fd < 0)
-        return errno == ENOENT || errno == ELOOP ? CG_OK : cg_status_from_errno(errno);
+        return cg_marks_add_unread(marks, model, errno);
     ssize_t n = fstat(fd, &attr) != 0 ? -1 : S_ISREG(attr.st_mode) ? 1 : 0;
     for (size_t left = CG_TREE_MOST_TEXT_BYTES; status == CG_OK && n > 0 && left > 0;
          left -= (size_t)n) {

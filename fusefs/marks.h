@@ -35,12 +35,14 @@ cg_status cg_marks_add(cg_marks *marks, uint32_t model, const cg_key *key, uint8
 cg_status cg_marks_add_all(cg_marks *marks, uint32_t model, int error);
 /* Whether it says that a file is not ours to read. */
 bool cg_marks_is_forbidden(int error);
+/* What a file of a context names that cannot be opened or read, for this error; 0: it could. A file
+ * that is gone names nothing. All of the model is marked where it is not ours to read, and where
+ * somebody past the mount has a lease on it (F_SETLEASE, or a client of NFS): he is told to give it
+ * up, but not waited for. CG_ERR_...: it cannot be read now, so nobody knows what it names. */
+cg_status cg_marks_add_unread(cg_marks *marks, uint32_t model, int error);
 /* Marks what the file leaf in dir_fd, a context.json, names. Every string in it that can be a key
  * is taken for one: too many marks keep what could go, too few would lose something. A key behind
- * which no level is named is marked at all levels. A file that is gone names nothing. Where it is
- * not ours to read, all of the model is marked. So it is where somebody past the mount has a lease
- * on the file (F_SETLEASE, or a client of NFS): he is told to give it up, but not waited for.
- * CG_ERR_...: it cannot be read now, so nobody knows what it names. */
+ * which no level is named is marked at all levels. One that cannot be read: as above. */
 cg_status cg_marks_add_json(cg_marks *marks, uint32_t model, int dir_fd, const char *leaf);
 /* Before the first cg_marks_of(), and after the last addition. */
 void cg_marks_sort(cg_marks *marks);

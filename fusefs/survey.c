@@ -91,7 +91,7 @@ static cg_status count_space(count *w, const char *path, const struct stat *attr
     return CG_OK;
 }
 
-/* False: errno says whether it was not ours to read. */
+/* False: errno says why it cannot be read; 0: it can, and is no chunk. */
 static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
                         cg_chunk_header *header_out)
 {
@@ -99,10 +99,12 @@ static bool read_header(int dir_fd, const char *leaf, const struct stat *attr,
     const int fd = cg_view_open_unnoticed(dir_fd, leaf);
     if (fd < 0)
         return false;
-    const bool is_read = pread(fd, bytes, sizeof bytes, 0) == (ssize_t)sizeof bytes;
+    const ssize_t n = pread(fd, bytes, sizeof bytes, 0);
+    const int error = n < 0 ? errno : 0;
     close(fd);
-    errno = 0; /* it may be read */
-    return is_read && cg_chunk_header_parse(bytes, sizeof bytes, header_out) == CG_OK &&
+    errno = error;
+    return n == (ssize_t)sizeof bytes &&
+           cg_chunk_header_parse(bytes, sizeof bytes, header_out) == CG_OK &&
            cg_chunk_header_cut(header_out, (uint64_t)attr->st_size) == CG_OK;
 }
 
@@ -213,7 +215,7 @@ static cg_status mark(count *w, int dir_fd, const char *path, const struct stat 
         return cg_marks_add_json(&w->marks, model, dir_fd, cg_walk_leaf(path));
     if (read_header(dir_fd, cg_walk_leaf(path), attr, &header))
         return cg_marks_add(&w->marks, model, &header.key, (uint8_t)(1u << name->level));
-    return cg_marks_is_forbidden(errno) ? cg_marks_add_all(&w->marks, model, errno) : CG_OK;
+    return cg_marks_add_unread(&w->marks, model, errno);
 }
 
 static void take_marks(cg_survey *survey, cg_marks *marks)

@@ -19,6 +19,7 @@ std::function<int(const char *, const char *)> current_rename;
 std::function<void(const char *)> current_stat;
 std::function<void()> current_close;
 std::function<int(const char *)> current_attribute;
+std::function<int()> current_read;
 std::function<void(struct statvfs *)> current_statvfs;
 
 } // namespace
@@ -98,6 +99,16 @@ AttributeHook::~AttributeHook()
     current_attribute = nullptr;
 }
 
+ReadHook::ReadHook(std::function<int()> hook)
+{
+    current_read = std::move(hook);
+}
+
+ReadHook::~ReadHook()
+{
+    current_read = nullptr;
+}
+
 StatvfsHook::StatvfsHook(std::function<void(struct statvfs *)> hook)
 {
     current_statvfs = std::move(hook);
@@ -173,6 +184,19 @@ extern "C" ssize_t __wrap_fgetxattr(int fd, const char *name, void *value, size_
         return -1;
     }
     return __real_fgetxattr(fd, name, value, size);
+}
+
+extern "C" ssize_t __real_pread(int fd, void *bytes, size_t n_bytes, off_t offset);
+extern "C" ssize_t __wrap_pread(int fd, void *bytes, size_t n_bytes, off_t offset);
+
+extern "C" ssize_t __wrap_pread(int fd, void *bytes, size_t n_bytes, off_t offset)
+{
+    const int error = current_read ? current_read() : 0;
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
+    return __real_pread(fd, bytes, n_bytes, offset);
 }
 
 extern "C" int __real_fstatvfs(int fd, struct statvfs *disk);

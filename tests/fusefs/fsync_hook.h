@@ -1,5 +1,6 @@
 // tests/fusefs/fsync_hook.h - a test is asked at each fsync() of this program, syncfs(),
-// fchownat(), openat(), renameat(), fstatat(), close(), fgetxattr() and fstatvfs().
+// fchownat(), openat(), renameat(), fstatat(), close(), fgetxattr(), pread() and
+// fstatvfs().
 #ifndef CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #define CG_TESTS_FUSEFS_FSYNC_HOOK_H
 #include <sys/statvfs.h>
@@ -82,6 +83,17 @@ class AttributeHook
     ~AttributeHook();
     AttributeHook(const AttributeHook &) = delete;
     AttributeHook &operator=(const AttributeHook &) = delete;
+};
+
+// While it lives, pread() calls hook() first. An errno value: it fails with it. 0: it goes on. One
+// at a time.
+class ReadHook
+{
+  public:
+    explicit ReadHook(std::function<int()> hook);
+    ~ReadHook();
+    ReadHook(const ReadHook &) = delete;
+    ReadHook &operator=(const ReadHook &) = delete;
 };
 
 // While it lives, hook may change what fstatvfs() has found. One at a time.

@@ -800,6 +800,49 @@ TEST_F(SpaceTest, NothingGoesWhileAFolderOfContextsCannotBeRead)
     fclose(null);
 }
 
+// It may be all that names its chunk.
+TEST_F(SpaceTest, NothingGoesWhileAContextsChunkCannotBeRead)
+{
+    const std::vector<cg_test::Chunk> chain = publish(1, 3, 20);
+    for (size_t i = 0; i < chain.size(); i++) {
+        cg_test::Bytes l2 = chain[i].bytes;
+        l2.resize(chain[i].header.level_bytes[CG_L2]);
+        dir.write("m/contexts/c/L2/0000" + std::to_string(i) + ".kv", l2);
+    }
+    open(1 << 20);
+    const auto check_kept = [&](cg_status wanted) {
+        cg_survey survey;
+        EXPECT_EQ(cg_survey_make(dir.fd, nullptr, nullptr, &survey), wanted);
+        EXPECT_EQ(survey.has_unknown, wanted == CG_OK);
+        cg_survey_free(&survey);
+        cg_space_tend(fs->fs);
+        for (const cg_test::Chunk &chunk : chain)
+            EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    };
+    const auto is_of_context = [](const char *name) { return strcmp(name, "00000.kv") == 0; };
+    for (const int error : {EAGAIN, EIO, EMFILE}) {
+        SCOPED_TRACE(error);
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return is_of_context(name) ? error : 0; });
+        check_kept(error == EAGAIN ? CG_OK : cg_status_from_errno(error));
+    }
+    { // it opens, and then the disk fails
+        bool is_it = false;
+        const cg_test::OpenHook hook([&](int, const char *name) {
+            is_it = is_of_context(name);
+            return 0;
+        });
+        const cg_test::ReadHook read([&] { return is_it ? EIO : 0; });
+        check_kept(CG_ERR_IO);
+    }
+    {
+        const cg_test::OpenHook hook(
+            [&](int, const char *name) { return is_of_context(name) ? ENOENT : 0; });
+        cg_space_tend(fs->fs);
+        EXPECT_EQ(levels_of(chain[2]), 2u | 4u | 8u) << "others are there";
+    }
+}
+
 // As for a daemon that is not root, where a context's folder has mode 0700.
 TEST_F(SpaceTest, OfAModelWithAContextThatMayNotBeReadNothingGoes)
 {
