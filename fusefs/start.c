@@ -306,10 +306,18 @@ static void *look_through(void *arg)
  * another daemon. */
 static void await_room(cg_fs *fs)
 {
+    bool is_told = false;
     while (fs->awaits_room && !cg_fs_wait(fs, KEEP_SECONDS * CG_SECOND_NS)) {
         const int error = open_staging(fs);
         if (error == 0 && fs->staging.dir_fd < 0)
             continue;
+        if (error != 0 && error != EPROTONOSUPPORT) { /* as without a descriptor: it may pass */
+            cg_staging_close(&fs->staging);
+            if (!is_told)
+                cg_fs_log(fs, CG_LOG_WARNING, "waiting for room: %s", strerror(error));
+            is_told = true;
+            continue;
+        }
         cg_fs_log(fs, error == 0 ? CG_LOG_INFO : CG_LOG_WARNING,
                   error == 0 ? "the store has room again: it can be written"
                              : "the mount stays read-only: %s",

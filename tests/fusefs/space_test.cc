@@ -1275,6 +1275,36 @@ TEST_F(FullDiskTest, ADaemonWithoutRoomIsReadOnlyNoLongerThanThat)
     EXPECT_NE(fs->log().find("it can be written"), std::string::npos);
 }
 
+TEST_F(FullDiskTest, AnErrorWhileItWaitsForRoomDoesNotEndTheWait)
+{
+    fill("rest");
+    open();
+    ASSERT_EQ(fs->mkdir("m/other"), EROFS);
+    EXPECT_EQ(unlinkat(dir.fd, "rest", 0), 0);
+    std::atomic<int> n_failed = 0;
+    std::atomic<bool> fails = true;
+    const cg_test::OpenHook hook([&](int, const char *name) {
+        if (strcmp(name, CG_STAGING_DIRECTORY) != 0 || !fails)
+            return 0;
+        n_failed++;
+        return EMFILE;
+    });
+    std::thread keeper([this] { cg_fs_keep(fs->fs); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (n_failed < 2 && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_GE(n_failed, 2);
+    fails = false;
+    while (fs->mkdir("m/other") == EROFS && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_EQ(fs->mkdir("m/other"), EEXIST);
+    cg_fs_stop(fs->fs);
+    keeper.join();
+    const std::string log = fs->log(), told = strerror(EMFILE);
+    ASSERT_NE(log.find(told), std::string::npos) << log;
+    EXPECT_EQ(log.find(told), log.rfind(told)) << "once";
+}
+
 TEST_F(FullDiskTest, ARepairRemovesWhatItCan)
 {
     const std::string unfinished = "m/contexts/c/L1/.00000.kv.0123456789abcdef.tmp";
