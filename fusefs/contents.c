@@ -4,6 +4,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/open_files.h"
 #include "fusefs/publish.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,6 +49,7 @@ int cg_fs_write(cg_fs *fs, cg_fs_file *file, off_t offset, cg_fs_move *move, voi
     if (n > 0)
         *n_written_out = (size_t)n;
     end_change(fs, file, *n_written_out);
+    cg_space_failed(fs, n < 0 ? (int)-n : 0);
     return n < 0 ? (int)-n : 0;
 }
 
@@ -95,6 +97,7 @@ int cg_fs_fallocate(cg_fs *fs, cg_fs_file *file, int mode, off_t offset, off_t n
         return error;
     const int result = fallocate(file->fd, mode, offset, n_bytes) == 0 ? 0 : errno;
     end_change(fs, file, 0);
+    cg_space_failed(fs, result);
     return result;
 }
 
@@ -117,6 +120,7 @@ int cg_fs_copy_range(cg_fs *fs, cg_fs_file *from, off_t from_offset, cg_fs_file 
                        : errno == ENOSYS || errno == EXDEV || errno == EBADF ? EOPNOTSUPP
                                                                              : errno;
     end_change(fs, to, n > 0 ? (uint64_t)n : 0);
+    cg_space_failed(fs, result);
     *n_copied_out = n > 0 ? (size_t)n : 0;
     return result;
 }

@@ -92,6 +92,7 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     if ((error = create_staged(fs, caller, pending)) == ENOENT &&
         (error = cg_staging_make_again(&fs->staging)) == 0)
         error = create_staged(fs, caller, pending);
+    cg_space_failed(fs, error);
     if (error != 0)
         goto fail;
     cg_claim_to_write(pending->fd); /* for when it gets an ordinary name */

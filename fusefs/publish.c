@@ -4,6 +4,7 @@
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -235,6 +236,7 @@ int cg_publish(cg_fs *fs, cg_fs_pending *pending)
         return 0;
     }
     const int error = publish(fs, pending, false, false, &gate, &stay);
+    cg_space_failed(fs, error);
     cg_gate_check_end(&fs->nodes, pending->node, gate);
     if (stay != NULL)
         cg_pending_put(fs, stay);
@@ -271,6 +273,7 @@ int cg_publish_as(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *parent, const c
      * old one back below if that fails. */
     set_target(fs, pending, parent, new_name);
     const int error = publish(fs, pending, true, replace, &gate, &stay);
+    cg_space_failed(fs, error);
     if (pending->state == CG_PENDING_WAITING) { /* it kept its name */
         set_target(fs, pending, old_parent, old_name);
         old_parent = parent;

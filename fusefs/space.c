@@ -270,6 +270,7 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
     /* Read before the survey: what comes while it runs counts twice rather than not at all. */
     const uint64_t published_bytes = fs->metrics.published_bytes,
                    written_bytes = fs->metrics.written_bytes;
+    fs->space.lacks_room = false;
     cg_survey_free(survey);
     cg_staging_make_again(&fs->staging); /* a beat: the store's clock as it is now */
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
@@ -434,6 +435,12 @@ static bool is_no_use_at_once(const cg_fs *fs)
             fs->space.surveyed_bytes > percent_of(fs->space.limit_bytes, HIGH_PERCENT));
 }
 
+/* Whether a writer found none since the survey, and a survey makes some. */
+static bool lacks_room(const cg_fs *fs)
+{
+    return fs->space.lacks_room && fs->space.quota_bytes > 0;
+}
+
 static bool is_survey_due(const cg_fs *fs, int64_t now_s)
 {
     const int64_t passed_s = now_s - fs->space.surveyed_at_s;
@@ -442,7 +449,7 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
     /* While it is full nothing is published, and somebody may have made room past the mount. */
     if (has_rested(fs, passed_s, REST_SECONDS) &&
         (may_be_full(fs) || may_model_be_full(fs) || fs->space.is_full || fs->space.is_unfinished ||
-         fs->space.survey_status != CG_OK))
+         lacks_room(fs) || fs->space.survey_status != CG_OK))
         return true;
     /* Writers may only wait for room that is there: of what was written some came anew for old, or
      * went again. */
@@ -451,7 +458,8 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
         return true;
     return (may_be_full(fs) && !is_no_use_at_once(fs) &&
             (published_since(fs) > 0 || has_rested(fs, passed_s, ASK_SECONDS))) ||
-           (fs->space.is_unfinished && fs->space.survey_status == CG_OK &&
+           (((fs->space.is_unfinished && fs->space.survey_status == CG_OK) ||
+             (lacks_room(fs) && !is_no_use_at_once(fs))) &&
             has_rested(fs, passed_s, ASK_SECONDS));
 }
 
@@ -541,6 +549,12 @@ void cg_space_statfs(cg_fs *fs, struct statvfs *inout)
     inout->f_blocks = inout->f_blocks < blocks ? inout->f_blocks : blocks;
     inout->f_bfree = inout->f_bfree < left ? inout->f_bfree : left;
     inout->f_bavail = inout->f_bavail < left ? inout->f_bavail : left;
+}
+
+void cg_space_failed(cg_fs *fs, int error)
+{
+    if (cg_staging_has_no_room(error))
+        fs->space.lacks_room = true;
 }
 
 void cg_space_arrived(cg_fs *fs, int fd)

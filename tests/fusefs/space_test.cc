@@ -1176,6 +1176,31 @@ TEST_F(FullDiskTest, WhatGivesTheDiskNoRoomStillGoesForTheQuota)
     EXPECT_LE(used(), quota / 100 * 90);
 }
 
+// Nothing of what others write comes through the mount.
+TEST_F(FullDiskTest, WhoFindsTheDiskFullMakesALookDue)
+{
+    const cg_test::Bytes one(1 << 16);
+    open(uint64_t{1} << 40);
+    fill("rest");
+    cg_space_tend(fs->fs);
+    ASSERT_GT(left(), 0u);
+    fill("more");
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s() + 500));
+    EXPECT_EQ(fs->put("m/part", one), ENOSPC);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s())) << "not at each write";
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(fs->put("m/part", one), 0);
+    EXPECT_FALSE(cg_space_is_due(fs->fs, now_s() + 500));
+    // A chunk that finds no room when it is published.
+    fs->mkdirs("m/contexts/d/L3");
+    const cg_test::Chunk next =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 9), CG_L3, &profile);
+    const cg_test::FsyncHook hook([](int) { return EDQUOT; });
+    EXPECT_EQ(fs->put("m/contexts/d/L3/00000.kv", next.bytes), EDQUOT);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
+}
+
 TEST_F(FullDiskTest, ADiskThatContextsFillIsToldOf)
 {
     make_context("c", chain, 0);
