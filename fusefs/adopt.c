@@ -115,12 +115,13 @@ void cg_fs_tell_misplaced(cg_fs *fs, const char *path, int fd)
     pthread_mutex_lock(&fs->log_lock);
     for (size_t i = 0; i < CG_N_MISPLACED; i++)
         is_told |= cg_key_equal(&fs->misplaced[i], &name);
-    if (!is_told)
-        fs->misplaced[fs->n_misplaced++ % CG_N_MISPLACED] = name;
     pthread_mutex_unlock(&fs->log_lock);
-    if (!is_told)
-        cg_fs_log_of_file(fs, fd, "not served, contexts lie in MODEL/contexts/NAME:", path,
-                          CG_ERR_INVALID_ARGUMENT);
+    if (is_told || !cg_fs_log_of_file(fs, fd, "not served, contexts lie in MODEL/contexts/NAME:",
+                                      path, CG_ERR_INVALID_ARGUMENT))
+        return;
+    pthread_mutex_lock(&fs->log_lock); /* only now: what the log left out is told another time */
+    fs->misplaced[fs->n_misplaced++ % CG_N_MISPLACED] = name;
+    pthread_mutex_unlock(&fs->log_lock);
 }
 
 void cg_fs_adopt_tree(cg_fs *fs)

@@ -302,7 +302,7 @@ static bool may_log(cg_fs *fs, uid_t uid, uint64_t *left_out_out)
     return may;
 }
 
-void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status)
+bool cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status)
 {
     struct stat attr;
     uint64_t n_left_out;
@@ -310,7 +310,7 @@ void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg
     if (!is_known)
         attr.st_uid = (uid_t)-1;
     if (!may_log(fs, attr.st_uid, &n_left_out))
-        return;
+        return false;
     if (n_left_out > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "%llu more lines about files of user %u were not logged",
                   (unsigned long long)n_left_out, (unsigned)attr.st_uid);
@@ -319,6 +319,7 @@ void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg
                   cg_strerror(status));
     else
         cg_fs_log(fs, CG_LOG_WARNING, "%s %s: %s", what, path, cg_strerror(status));
+    return true;
 }
 
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,

@@ -185,8 +185,8 @@ static inline bool cg_fs_is_strict(const cg_tree_name *name)
 
 /* Logs what became of a user's file, which stands or was to stand at path, and is open as fd (-1:
  * its owner is not known): CG_LOG_LINES lines in CG_LOG_SECONDS for each owner, then how many were
- * left out. */
-void cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status);
+ * left out. False: this one was. */
+bool cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg_status status);
 
 /* fsync() of the node's file, open as fd. 0 or an errno value.
  * A kernel that could not write a page tells of it once, and keeps the page as if it were on disk.

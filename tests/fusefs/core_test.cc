@@ -752,6 +752,26 @@ TEST_F(FsTest, AContextWhereNobodyLooksForOneIsToldOf)
     EXPECT_NE(fs.log().find(TOLD + std::string("copies/context.json")), std::string::npos);
 }
 
+// A user whose lines are many has none left for it; another may tell later.
+TEST_F(FsTest, AMisplacedContextThatTheLogLeftOutIsToldLater)
+{
+    static const char TOLD[] = "not served, contexts lie in MODEL/contexts/NAME: late/context.json";
+    const Bytes json{'{', '}'};
+    if (geteuid() != 0)
+        GTEST_SKIP() << "cannot give a file away";
+    for (int i = 0; i < 20; i++) {
+        const std::string folder = "c" + std::to_string(i);
+        fs.mkdirs(folder);
+        ASSERT_EQ(fs.put(folder + "/context.json", json), 0);
+    }
+    fs.mkdirs("late");
+    ASSERT_EQ(fs.put("late/context.json", json), 0);
+    ASSERT_EQ(fs.log().find(TOLD), std::string::npos);
+    ASSERT_EQ(fchownat(store.fd, "late/context.json", 1, 1, 0), 0);
+    ASSERT_EQ(fs.put("late/context.json", json), 0);
+    EXPECT_NE(fs.log().find(TOLD), std::string::npos) << fs.log();
+}
+
 TEST_F(FsTest, ControlDirectoryTellsVersionConfigAndMetrics)
 {
     EXPECT_EQ(fs.list(""), (std::vector<std::string>{".cachegenfs", "m"}));
