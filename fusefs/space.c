@@ -283,7 +283,8 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
         fs->space.is_known = true;
         if (survey->has_forbidden && !fs->space.has_forbidden)
             cg_fs_log(fs, CG_LOG_WARNING,
-                      "the daemon may not read all contexts: nothing of their models goes");
+                      "the daemon may not read all contexts: nothing of their models goes: %s",
+                      survey->forbidden != NULL ? survey->forbidden : "");
         fs->space.has_forbidden = survey->has_forbidden;
     }
     if (status != fs->space.survey_status && status != CG_ERR_CANCELLED)

@@ -199,6 +199,13 @@ static cg_status count_object(count *w, int dir_fd, const char *path, const stru
     return CG_OK;
 }
 
+/* For the log, which names one of them. */
+static void note_forbidden(count *w, const char *path)
+{
+    if (w->marks.has_forbidden && w->survey->forbidden == NULL)
+        w->survey->forbidden = strdup(path);
+}
+
 /* What a file of a context names. A chunk's file with links is not read: they tell of it. */
 static cg_status mark(count *w, int dir_fd, const char *path, const struct stat *attr,
                       const cg_tree_name *name)
@@ -246,6 +253,7 @@ static cg_status visit(void *user, int dir_fd, const char *path, const struct st
                        ? CG_OK
                        : count_object(w, dir_fd, path, attr, &name);
         status = mark(w, dir_fd, path, attr, &name);
+        note_forbidden(w, path);
     }
     return status == CG_OK ? count_space(w, path, attr) : status;
 }
@@ -261,8 +269,11 @@ static cg_status unread(void *user, const char *path, int error)
         return CG_OK;
     if (!cg_marks_is_forbidden(error))
         return cg_status_from_errno(error);
-    const cg_status status = find_model_of(w->survey, path, &model);
-    return status == CG_OK ? cg_marks_add_all(&w->marks, model, error) : status;
+    cg_status status = find_model_of(w->survey, path, &model);
+    if (status == CG_OK)
+        status = cg_marks_add_all(&w->marks, model, error);
+    note_forbidden(w, path);
+    return status;
 }
 
 static int by_ino(const void *a, const void *b)
@@ -334,5 +345,6 @@ void cg_survey_free(cg_survey *survey)
     free(survey->models);
     free(survey->model_bytes);
     free(survey->files);
+    free(survey->forbidden);
     *survey = (cg_survey){0};
 }

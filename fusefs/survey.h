@@ -54,6 +54,7 @@ typedef struct cg_survey {
      * count as named. */
     bool has_unknown;
     bool has_forbidden; /* the latter, which no later survey will change */
+    char *forbidden;    /* the path of the first such; NULL: none, or no memory for it */
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and

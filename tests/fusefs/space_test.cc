@@ -874,6 +874,7 @@ TEST_F(SpaceTest, OfAModelWithAContextThatMayNotBeReadNothingGoes)
     const std::string log = fs->log(), told = "may not read all contexts";
     EXPECT_NE(log.find(told), std::string::npos);
     EXPECT_EQ(log.find(told), log.rfind(told)) << "once";
+    EXPECT_NE(log.find("nothing of their models goes: m/contexts"), std::string::npos) << log;
     cg_fs_file *file;
     EXPECT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), ENOSPC) << "nothing may go";
     const cg_test::OpenHook hook(
