@@ -217,7 +217,8 @@ def _plan(shares, squares, errors, units, least, noise, n_shared, fraction_bits)
         if level:  # no coarser level holds what the finer one does not: transcoding needs it
             n = [min(a, b) for a, b in zip(n, active[level - 1, group, matrix])]
         else:
-            most = max(*n, 1) if (group, matrix) == JOINT else n_shared + max(n)
+            # One at least, of a matrix, too, whose symbols are all 0.
+            most = max(*n, 1) if (group, matrix) == JOINT else max(n_shared + max(n), 1)
             enough = _bits(errors[group, matrix][:, :most], squares[group, matrix][:most], noise)
             bits[group, matrix] = of_bytes(enough)
         active[level, group, matrix] = n

@@ -279,6 +279,12 @@ class ProfileTest(unittest.TestCase):
                     self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
 
+    def test_a_profile_can_be_made_of_steps_that_leave_no_symbols(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        report, path = self.profile("--steps", "1e6,3e6,9e6", "--sinks", "2")
+        self.assertEqual(report["n_components"], [[1], [1]])
+        run_cgtool("verify", path)
+
     def check_joined(self, *options):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         model, context, k, v = self.prefilled()
