@@ -43,6 +43,16 @@ def _refuse_by_config(config):
             raise Unsupported(f"a hybrid model ({name} in its configuration)")
 
 
+def auto_class(config):
+    """The class of transformers that loads a model of this configuration as one that answers with text. Some that see
+    images, too, are not among the causal language models there."""
+    import transformers as t
+
+    is_other = type(config) in t.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    is_other = is_other and type(config) not in t.MODEL_FOR_CAUSAL_LM_MAPPING
+    return t.AutoModelForImageTextToText if is_other else t.AutoModelForCausalLM
+
+
 class _MeanQueries:
     """Of a forward pass that runs while this is entered: the mean of what each head asks with.
 
@@ -99,7 +109,7 @@ class KvModel:
         """dtype: of the cache, and of the weights, which are rounded to it; None: the model's. compute_dtype: None for
         what is faster here. max_model_len: the engine's, where its rotation depends on it; None: it is not told one.
         Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
-        from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+        from transformers import AutoConfig, DynamicCache
 
         whole_config = AutoConfig.from_pretrained(model_dir)
         config = text_config(whole_config)
@@ -116,9 +126,8 @@ class KvModel:
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)
-        self.model = (
-            AutoModelForCausalLM.from_pretrained(model_dir, config=whole_config, dtype=dtype).eval().to(self.device)
-        )
+        load = auto_class(whole_config).from_pretrained
+        self.model = load(model_dir, config=whole_config, dtype=dtype).eval().to(self.device)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.weights_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())

@@ -11,6 +11,7 @@ import unittest
 
 import profile_test as tiny  # skips without torch and transformers
 import torch
+import transformers
 from cachegen.command import Progress
 from cachegen.contexts import Caches
 from cachegen.klt import Matrices, Planes
@@ -43,6 +44,11 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     "SmolLM3, layers without rope": lambda: tiny.config(
         "SmolLM3", num_key_value_heads=2, hidden_size=256, no_rope_layers=[1, 0, 1], pad_token_id=None),
+    "Qwen2-VL, which sees images": lambda: transformers.Qwen2VLConfig(
+        text_config={
+            **tiny.SMALL, "num_key_value_heads": 2, "hidden_size": 256, "initializer_range": 0.1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}},
+        vision_config=dict(depth=1, embed_dim=32, hidden_size=256, num_heads=2)),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ try:
     from cachegen.contexts import CONTINUATION
     from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
-    from cachegen.kv_model import FISHER_DRAWS, Context, KvModel
+    from cachegen.kv_model import FISHER_DRAWS, Context, KvModel, auto_class
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder, score
     from cachegen.rope import Unsupported
@@ -109,7 +109,7 @@ def make_tokenizer():
 
 def make_model(folder, model_config):
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(model_config)
+    model = auto_class(model_config).from_config(model_config)
     for name, parameter in model.named_parameters():
         if name.endswith("k_proj.bias"):
             torch.nn.init.normal_(parameter, std=20.0)  # trained Qwen2 has such keys
