@@ -9,7 +9,7 @@ from .rope import Unsupported
 
 
 MAX_MODEL_LEN = dict(
-    type=int, metavar="TOKENS", help="of the engine, if it is given one: a LongRoPE model's K depends on it"
+    type=int, metavar="TOKENS", help="of the engine, if it is given one: LongRoPE and windows depend on it"
 )
 
 

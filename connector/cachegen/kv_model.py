@@ -7,6 +7,7 @@ Layers with a sliding window keep the K and V of all tokens, like the others: th
 DynamicCache is made without the configuration, with which it would cut these layers to their window.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +86,9 @@ class _MeanQueries:
         n_heads, n_tokens, head_dim = query.shape[1:]
         is_plain = layer is not None and layer not in self.means and query.shape[0] == 1
         is_plain = is_plain and head_dim == self.model.head_dim and n_heads % self.model.n_kv_heads == 0
-        self.is_plain = self.is_plain and is_plain and all(more.get(name) is None for name in _ODD_ATTENTION)
+        odd = [name for name in _ODD_ATTENTION if more.get(name) is not None]
+        sees_all = (more.get("sliding_window") or 0) >= self.model.most_tokens
+        self.is_plain = self.is_plain and is_plain and odd in ([], ["sliding_window"] * sees_all)
         if self.is_plain:
             if rope.inv_freq.dim() > 1:
                 rope = replace(rope, inv_freq=rope.inv_freq[layer])
@@ -107,7 +110,8 @@ class _MeanQueries:
 class KvModel:
     def __init__(self, model_dir, device="cpu", dtype=None, compute_dtype=None, max_model_len=None):
         """dtype: of the cache, and of the weights, which are rounded to it; None: the model's. compute_dtype: None for
-        what is faster here. max_model_len: the engine's, where its rotation depends on it; None: it is not told one.
+        what is faster here. max_model_len: the engine's, where its rotation or its windows depend on it; None: it is
+        not told one.
         Unsupported: the model's cache is none that version 1 codes; the message names what it is."""
         from transformers import AutoConfig, DynamicCache
 
@@ -123,6 +127,7 @@ class KvModel:
             self.n_kv_heads = 1
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.rope: Rope = rope_of(config, self.head_dim)
+        self.most_tokens = max_model_len or getattr(config, "max_position_embeddings", None) or math.inf  # of a prompt
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)

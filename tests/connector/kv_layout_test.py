@@ -338,7 +338,7 @@ class KvLayoutTest(unittest.TestCase):
                 quantized = {name: torch.zeros(N_BLOCKS, 2, 16, 128, dtype=dtype) for name in names}
                 self.refuse(f"KV cache of {dtype}", on_gpu(quantized))
                 spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=dtype)
-                self.assertRaisesRegex(Unsupported, f"KV cache of {dtype}", check_attention, spec)
+                self.assertRaisesRegex(Unsupported, f"KV cache of {dtype}", check_attention, spec, 4096)
         fp8 = {name: OnGpu(torch.zeros(N_BLOCKS, 2, 16, 128, dtype=torch.uint8)) for name in names}
         for cache_dtype, backend in (
             ("nvfp4", "FLASHINFER"),
@@ -353,13 +353,13 @@ class KvLayoutTest(unittest.TestCase):
 
     def test_of_quantized_caches_fp8_by_tensors_is_taken(self):
         sizes = dict(block_size=16, num_kv_heads=2, head_size=64)
-        check_attention(FullAttentionSpec(**sizes, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR))
+        check_attention(FullAttentionSpec(**sizes, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), 4096)
         for mode in KVQuantMode:
             for dtype in (torch.uint8, torch.bfloat16):
                 if (mode, dtype) in ((KVQuantMode.FP8_PER_TENSOR, torch.uint8), (KVQuantMode.NONE, torch.bfloat16)):
                     continue
                 with self.subTest(mode=mode, dtype=dtype), self.assertRaises(Unsupported):
-                    check_attention(FullAttentionSpec(**sizes, dtype=dtype, kv_quant_mode=mode))
+                    check_attention(FullAttentionSpec(**sizes, dtype=dtype, kv_quant_mode=mode), 4096)
 
 
 if __name__ == "__main__":

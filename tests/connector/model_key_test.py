@@ -195,6 +195,24 @@ class ModelKeyTest(unittest.TestCase):
         )
         self.assertIn("longrope", deviations(self.engine(nested), torch.bfloat16))
 
+    def test_a_window_as_long_as_any_prompt_may_be_taken_away(self):
+        def disable(config):  # as vLLM does with --disable-sliding-window
+            config.get_text_config().sliding_window = None
+            return config
+
+        plain = dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=128)
+        nested = dict(
+            architectures=["LlavaForConditionalGeneration"], model_type="llava", text_config={**CONFIG, **plain}
+        )
+        by_kind = {**plain, "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
+        for name, config, is_same in (("plain", plain, True), ("nested", nested, True), ("by kind", by_kind, False)):
+            path = self.directory(name, **config)
+            for length in (128, 129):
+                with self.subTest(name, max_model_len=length):
+                    self.assertEqual(self.key(path, max_model_len=length), model_fingerprint(path))
+                    found = deviations(self.engine(path, function=disable, max_model_len=length), torch.bfloat16)
+                    self.assertEqual(found == {}, is_same and length == 128, found)
+
     def test_kinds_of_rope_that_nobody_knows_may_depend_on_the_models_length(self):
         path = self.directory("unknown", rope_parameters={"rope_type": "openpangu", "rope_theta": 1e4})
         self.assertIn("max_model_len", deviations(self.engine(path), torch.bfloat16))
@@ -439,18 +457,25 @@ class AttentionTest(unittest.TestCase):
         )
 
     def test_full_causal_attention_is_taken(self):
-        check_attention(self.spec())
-        check_attention(self.spec(head_size_v=64))
+        check_attention(self.spec(), 4096)
+        check_attention(self.spec(head_size_v=64), 4096)
 
     def test_windows_are_taken_where_all_tokens_are_kept(self):
-        check_attention(self.spec(sliding_window=128))
+        check_attention(self.spec(sliding_window=128), 4096)
         sizes = dict(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
-        with self.assertRaisesRegex(Unsupported, "window of 128 tokens in all layers"):
-            check_attention(SlidingWindowSpec(sliding_window=128, **sizes))
         # What vLLM makes of a model that has both, for a connector that does not ask for the hybrid manager.
         layers = {"full": self.spec(), "window": SlidingWindowSpec(sliding_window=128, **sizes)}
         unify_hybrid_kv_cache_specs(layers)
-        check_attention(FullAttentionSpec.merge(list(layers.values())))
+        check_attention(FullAttentionSpec.merge(list(layers.values())), 4096)
+
+    def test_windows_of_all_layers_are_taken_where_no_prompt_is_longer(self):
+        sizes = dict(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        spec = SlidingWindowSpec(sliding_window=4096, **sizes)
+        check_attention(spec, 4096)
+        with self.assertRaisesRegex(Unsupported, "window of 4096 tokens in all layers, and a max_model_len of 4097"):
+            check_attention(spec, 4097)
+        with self.assertRaisesRegex(Unsupported, "head_size_v"):
+            check_attention(SlidingWindowSpec(sliding_window=4096, head_size_v=32, **sizes), 4096)
 
     def test_every_other_kind_is_refused_by_name(self):
         for name, value in {
@@ -461,15 +486,15 @@ class AttentionTest(unittest.TestCase):
             if name not in FullAttentionSpec.__dataclass_fields__:
                 continue
             with self.subTest(name), self.assertRaisesRegex(Unsupported, name):
-                check_attention(self.spec(**{name: value}))
+                check_attention(self.spec(**{name: value}), 4096)
 
     def test_what_a_later_vllm_says_of_each_layer_is_taken_where_it_changes_nothing(self):
         later = types.SimpleNamespace(**{**vars(self.spec()), "is_draft": False})
         with mock.patch("cachegen.vllm.library.FullAttentionSpec", types.SimpleNamespace):
-            check_attention(later)
+            check_attention(later, 4096)
             later.is_draft = True
             with self.assertRaisesRegex(Unsupported, "is_draft"):
-                check_attention(later)
+                check_attention(later, 4096)
 
     def test_weights_that_lie_elsewhere_are_refused_by_name(self):
         def check(load_format="auto", extra=None, elsewhere=""):
@@ -522,9 +547,9 @@ class AttentionTest(unittest.TestCase):
             pass
 
         with self.assertRaisesRegex(Unsupported, "Other"):
-            check_attention(Other(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16))
+            check_attention(Other(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16), 4096)
         with self.assertRaisesRegex(Unsupported, "float8"):
-            check_attention(self.spec(dtype=torch.float8_e4m3fn))
+            check_attention(self.spec(dtype=torch.float8_e4m3fn), 4096)
 
 
 if __name__ == "__main__":

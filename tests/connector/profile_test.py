@@ -460,6 +460,11 @@ class ProfileTest(unittest.TestCase):
                 make_model(self.path("model"), odd)
                 model, context, _, _ = self.prefilled()
                 self.assertIsNone(model.prefill_with_queries(context)[2])
+                if name == "windows":  # of 40 tokens, which an engine's prompts may have, or one more
+                    for length in (40, 41):
+                        model = KvModel(self.path("model"), dtype=torch.float32, max_model_len=length)
+                        context = Context("short", context.ids[:40], 32)
+                        self.assertEqual(model.prefill_with_queries(context)[2] is None, length > 40)
         report, path = self.profile("--dtype", "fp32")
         with open(path, "rb") as file:
             self.assertIsNone(read_profile(file.read()).class_at)

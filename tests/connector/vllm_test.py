@@ -642,9 +642,10 @@ def changed_phase(work, cases):
 
 
 def windows_phase(work, cases):
-    """float32, a small model of random weights: windows in some layers, each kind of layer with a rope of its own."""
+    """float32, small models of random weights: windows in some layers, each kind of layer with a rope of its own; and
+    in all layers, as long as any prompt."""
     import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 
     model, root, window = os.path.join(work, "gemma"), os.path.join(work, "windows"), 64
     torch.manual_seed(1)
@@ -702,6 +703,27 @@ def windows_phase(work, cases):
         equal(doubt(), OTHER, "doubt")
         answer = engine.ask(longer, max_tokens=24)
         equal((answer.hit, answer.tokens), (0, cold.tokens), "tokens loaded, answer")
+
+    model, root = os.path.join(work, "mistral"), os.path.join(work, "whole_windows")
+    config = MistralConfig(
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=3, head_dim=32,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=256, max_position_embeddings=1024,
+        initializer_range=0.2, torch_dtype="float32",
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(model)
+    os.makedirs(root)
+    args["max_model_len"], answers = 256, []
+    for disable in (False, True):
+        with cases(f"prompts within a window of all layers are stored and loaded, disable_sliding_window={disable}"):
+            engine.llm.llm_engine.engine_core.shutdown()
+            engine = Engine(
+                root, "float32", model=model, engine_args={**args, "disable_sliding_window": disable},
+                chunk_tokens=64, tail_multiple=32, strict=True,
+            )  # fmt: skip
+            answers += [engine.ask(prompt[:244], max_tokens=12) for _ in range(2 - disable)]
+    with cases("and the answers are those that were computed, whether the window is disabled or not"):
+        equal([(answer.hit, answer.tokens == answers[0].tokens) for answer in answers],
+              [(0, True), (224, True), (224, True)], "tokens loaded, answer as computed")  # fmt: skip
 
 
 def ranks_phase(work, cases):
@@ -933,7 +955,7 @@ class Phases:
         return self.phase("changed", "weights and adapters", cpus=cpus)
 
     def windows(self, cpus):
-        return self.phase("windows", "windows in some layers", cpus=cpus)
+        return self.phase("windows", "windows in some layers and in all", cpus=cpus)
 
     def fp8(self, cpus):
         return self.phase("fp8", "fp8 caches, lossless", cpus=cpus)

@@ -25,9 +25,10 @@ from cachegen.vllm.request_key import parse_level
 from cachegen.vllm.versions import refusal
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-# Fields of vLLM's FullAttentionSpec. A field of a later vLLM that is in neither is refused: nobody knows what it
-# changes. sliding_window: of some layers, beside others without one. Such layers keep the K and V of all tokens in
-# blocks, as the others do, and only look at fewer; how many is in the model's configuration, and so in the key.
+# Fields of vLLM's FullAttentionSpec and SlidingWindowSpec. A field of a later vLLM that is in neither is refused:
+# nobody knows what it changes. sliding_window of the former: of some layers, beside others without one. Such layers
+# keep the K and V of all tokens in blocks, as the others do, and only look at fewer; how many is in the model's
+# configuration, and so in the key.
 ANY_ATTENTION = {
     "block_size", "num_kv_heads", "head_size", "dtype", "dcp_sharded", "max_tp_shards", "block_stride_alignment",
     "sliding_window",
@@ -35,7 +36,7 @@ ANY_ATTENTION = {
 PLAIN_ATTENTION = {
     "attention_chunk_size": None, "non_causal": False,
     "page_size_padded": None, "num_head_slots": None, "state_content_bytes": None, "tokens_per_state": 1,
-    "is_draft": False,
+    "is_draft": False, "extra_retained_tokens": 0,
 }  # fmt: skip
 # vLLM's load_formats that read the files which the fingerprint is of, and keys of model_loader_extra_config that only
 # say how.
@@ -204,7 +205,7 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
     if len(groups) != 1:
         raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
     spec = groups[0].kv_cache_spec
-    check_attention(spec)
+    check_attention(spec, model_config.max_model_len)
     if spec.num_kv_heads != rank.n_heads:
         raise Unsupported(f"{spec.num_kv_heads} KV heads a rank: {rank.n_heads} of {rank.n_kv_heads} were expected")
     config = {"model": os.path.basename(os.path.normpath(model_dir(model_config))), **extra}
@@ -281,15 +282,17 @@ def check_speculation(vllm_config):
         )
 
 
-def check_attention(spec):
+def check_attention(spec, max_model_len):
     """Unsupported, unless spec, a KVCacheSpec, keeps a plain K and V of each token and head, and attention is
     causal."""
-    if isinstance(spec, SlidingWindowSpec):
+    # A token sees itself and sliding_window - 1 before it, so the last one of max_model_len tokens may see all.
+    if type(spec) is SlidingWindowSpec and spec.sliding_window < max_model_len:
         raise Unsupported(
-            f"a sliding window of {spec.sliding_window} tokens in all layers: K and V before it are not kept; windows "
-            "in some layers are supported"
+            f"a sliding window of {spec.sliding_window} tokens in all layers, and a max_model_len of {max_model_len}: "
+            "K and V before the window are not kept; windows in some layers are supported, and a max_model_len of the "
+            "window at most"
         )
-    if type(spec) is not FullAttentionSpec:
+    if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
         raise Unsupported(f"{type(spec).__name__}: FullAttentionSpec is supported")
     is_fp8 = str(spec.dtype) == "torch.uint8" and spec.kv_quant_mode == FP8_PER_TENSOR
     if str(spec.dtype) not in DTYPES and not is_fp8:

@@ -8,7 +8,8 @@ against the one that vLLM reads from the model's own directory. In the fingerpri
    (cachegen/fingerprint.py): that is in both of the configurations that are compared; of large weights samples, but
    where the store's model.json has a digest of all, WeightsCheck compares that, too;
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
-   also a function, hf_config_path, another revision, a patch of vLLM's;
+   also a function, hf_config_path, another revision, a patch of vLLM's; but for a window that was taken away
+   (--disable-sliding-window) and is as long as any prompt may be;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of
    RoPE of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
  - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in
@@ -66,7 +67,7 @@ def deviations(vllm_config, kv_dtype):
     model_config, cache_config = vllm_config.model_config, vllm_config.cache_config
     found = {}
     resolved, said = model_config.hf_config.to_dict(), _said(model_config)
-    if changed := _changes(said, resolved):
+    if changed := _changes(said, resolved, model_config.max_model_len):
         found["config"] = changed
     found |= rope_deviations(text_config(model_config.hf_config), model_config.max_model_len)
     if kinds := sorted(set(_rope_kinds(resolved)) - ROPE_BY_CONFIG):
@@ -134,17 +135,27 @@ def _said(model_config):
     return config.to_dict()
 
 
-def _changes(said, resolved):
-    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out."""
+def _changes(said, resolved, max_model_len):
+    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out, and a window
+    whose absence changes nothing."""
     changed = {}
     for name in sorted((said.keys() | resolved.keys()) - IRRELEVANT):
         old, new = said.get(name), resolved.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            if inner := _changes(old, new):
+            if inner := _changes(old, new, max_model_len):
                 changed[name] = inner
+        elif name == "sliding_window" and new is None and _sees_all(said, max_model_len):
+            pass
         elif as_text(old) != as_text(new):
             changed[name] = resolved.get(name, _ABSENT)
     return changed
+
+
+def _sees_all(said, max_model_len):
+    """Whether the window that a configuration has is as long as any prompt, and nothing else hangs on it: where it
+    names kinds of layers, a model may rotate K only where it has a window (EXAONE 4)."""
+    window = said.get("sliding_window")
+    return isinstance(window, int) and window >= max_model_len and not said.get("layer_types")
 
 
 def _rope_kinds(config):
