@@ -34,4 +34,5 @@ def divergences(model, transform, caches, contexts, step, progress):
 def choose_sinks(model, transform, caches, contexts, step, progress):
     """The fewest of CHOICES that lose next to nothing at a step; transform as divergences() wants it."""
     kl = divergences(model, transform, caches, pick(contexts, N_CONTEXTS), step, progress)
-    return next(n for n, one in zip(CHOICES, kl) if one <= SLACK * min(kl))
+    best = max(min(kl), 0)  # rounding makes less than none of none
+    return next(n for n, one in zip(CHOICES, kl) if one <= SLACK * best)

@@ -37,7 +37,7 @@ try:
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder, score
     from cachegen.rope import Unsupported
-    from cachegen.sinks import CHOICES, MOST_SINKS
+    from cachegen.sinks import CHOICES, MOST_SINKS, choose_sinks
     from cachegen.store_files import read_description
     from cachegen.tables import Histograms, class_costs, cluster, shift_of
 except ImportError as error:
@@ -278,6 +278,11 @@ class ProfileTest(unittest.TestCase):
                 with open(self.path("store", "tiny", "model.json")) as file:
                     self.assertEqual(json.load(file)["model_fingerprint"], made.model_fingerprint.hex())
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+
+    def test_a_model_that_no_error_changes_needs_no_exact_tokens(self):
+        for kl, wanted in (([-1e-9] * 5, 0), ([1e-9, -1e-9, 0, 0, 0], 1), ([0.0] * 5, 0), ([5, 2.05, 2, 2, 2], 1)):
+            with mock.patch("cachegen.sinks.divergences", lambda *_, kl=kl: kl):
+                self.assertEqual(choose_sinks(None, None, None, [], 1, None), wanted)
 
     def test_a_profile_can_be_made_of_steps_that_leave_no_symbols(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
