@@ -49,6 +49,8 @@ def faster_dtype(dtype, config, device="cpu", measure=product_seconds):
     if torch.device(device).type != "cpu" or dtype == torch.float32:
         return dtype
     intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    if isinstance(intermediate_size, (list, tuple)):  # by layer, as Gemma 3n has it
+        intermediate_size = max(intermediate_size)
     seconds = measure((dtype, torch.float32), config.hidden_size, intermediate_size)
     return torch.float32 if seconds[dtype] > LEAST_GAIN * seconds[torch.float32] else dtype
 

@@ -39,6 +39,11 @@ def _refuse_by_config(config):
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention", "sliding_attention"}
     if kinds:
         raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
+    for name in ("head_dim", "num_key_value_heads"):
+        try:
+            getattr(config, name, None)
+        except RuntimeError as e:  # of Gemma 4's configuration, which has one for each layer
+            raise Unsupported(f"layers that differ in {name}") from e
     for name in ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period"):
         if getattr(config, name, None):
             raise Unsupported(f"a hybrid model ({name} in its configuration)")

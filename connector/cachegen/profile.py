@@ -256,11 +256,14 @@ def run(options):
     for path in (*options.texts, *(options.held_out or ())):
         with reading("profile", path), open(path, "rb") as file:
             file.read(1)  # before the model is loaded; of a folder this fails, too
-    with reading("profile", options.model_dir):
+    with reading("profile", options.model_dir, is_model=True):
         os.listdir(options.model_dir)  # else transformers takes it for a name to download
         model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
         fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
+    with reading("profile", f"the tokenizer in {options.model_dir}", is_model=True):
         tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
+        if tokenizer("a").input_ids == tokenizer("b").input_ids:  # of some models one is made without any files
+            raise ValueError("it makes the same of every text: its files (tokenizer.json) are missing")
     progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
     held_out = pick(held_out, options.report_contexts)

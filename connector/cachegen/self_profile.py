@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from .assemble import assemble, plan_columns
-from .command import MAX_MODEL_LEN, Progress, make_main, make_parser
+from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
@@ -154,10 +154,10 @@ def find_rope(described, model_dir, head_dim, max_model_len=None):
         return rope
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model_dir)
-    config = text_config(config)
-    fix_rope(config, max_model_len)
-    found = rope_of(config, head_dim)
+    with reading("self_profile", model_dir, is_model=True):
+        config = text_config(AutoConfig.from_pretrained(model_dir))
+        fix_rope(config, max_model_len)
+        found = rope_of(config, head_dim)
     if rope and rope.as_json() != found.as_json():
         raise SystemExit(f"self_profile: model.json says rope {rope.as_json()}, {model_dir} {found.as_json()}")
     return found

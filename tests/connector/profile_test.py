@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -97,6 +98,10 @@ REFUSED = {
         "rope_type": "proportional", "rope_theta": 10000.0}),
     "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
+    "layers that differ in head_dim": lambda: config(
+        "Gemma4Text", num_key_value_heads=2, head_dim=32, global_head_dim=64, pad_token_id=None,
+        vocab_size_per_layer_input=256, hidden_size_per_layer_input=16,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
 }  # fmt: skip
 
 
@@ -233,11 +238,13 @@ class ProfileTest(unittest.TestCase):
     def test_what_cannot_be_read_is_one_line_and_status_2(self):
         def ends(model, text, wanted):
             stderr = io.StringIO()
-            with self.subTest(wanted), contextlib.redirect_stderr(stderr), self.assertRaises(SystemExit) as ended:
-                profile.main([model, "--texts", text, "--out", self.path("m"), "--quiet"])
-            self.assertEqual(ended.exception.code, 2)
-            self.assertEqual(len(stderr.getvalue().splitlines()), 1, stderr.getvalue())
-            self.assertIn(wanted, stderr.getvalue())
+            with self.subTest(wanted):
+                with contextlib.redirect_stderr(stderr), self.assertRaises(SystemExit) as ended:
+                    profile.main([model, "--texts", text, "--out", self.path("m"), "--quiet"])
+                self.assertEqual(ended.exception.code, 2)
+                lines = [line for line in stderr.getvalue().splitlines() if line and "Loading weights" not in line]
+                self.assertEqual(len(lines), 1, stderr.getvalue())
+                self.assertIn(wanted, lines[0])
 
         missing, empty, broken = self.path("missing"), self.path("empty"), self.path("broken")
         os.mkdir(empty)
@@ -249,6 +256,24 @@ class ProfileTest(unittest.TestCase):
         ends(missing, self.text, f"profile: {missing}: No such file")
         ends(empty, self.text, f"profile: {empty}: ")
         ends(broken, self.text, f"profile: {broken}: ")
+
+        model, own = self.path("model"), CODED["Qwen2, biased keys, head 64"]().to_dict()
+        make_model(model, CODED["Qwen2, biased keys, head 64"]())
+        for wanted, more in {
+            "ImportError: ": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "KeyError: ": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+        }.items():
+            with open(os.path.join(model, "config.json"), "w") as file:
+                json.dump({**own, **more}, file)
+            ends(model, self.text, f"profile: {model}: {wanted}")
+        with mock.patch.dict(os.environ, CACHEGEN_TRACEBACK="1"), self.assertRaises(KeyError):
+            profile.main([model, "--texts", self.text, "--out", self.path("m"), "--quiet"])
+        with open(os.path.join(model, "config.json"), "w") as file:
+            json.dump(own, file)
+        for name in os.listdir(model):
+            if name.startswith("tokenizer"):
+                os.remove(os.path.join(model, name))
+        ends(model, self.text, f"profile: the tokenizer in {model}: ")
 
     def test_codec_opens_profiles_and_errs_by_the_step(self):
         for name, make_config in CODED.items():
@@ -510,6 +535,9 @@ class ProfileTest(unittest.TestCase):
 
         self.assertEqual([choose(4, 1), choose(1.1, 1), choose(1, 4)], [f32, bf16, bf16])
         self.assertEqual(asked, [(128, 128)] * 3, "the model's shapes")
+        by_layer = types.SimpleNamespace(hidden_size=128, intermediate_size=[64, 192])  # as Gemma 3n has it
+        faster_dtype(bf16, by_layer, measure=lambda dtypes, *shape: asked.append(shape) or dict.fromkeys(dtypes, 1))
+        self.assertEqual(asked.pop(), (128, 192))
         self.assertEqual([choose(4, 1, dtype=f32), choose(4, 1, device="cuda")], [f32, bf16])
         self.assertEqual(len(asked), 3, "nothing to choose, nothing to measure")
         seconds = product_seconds((bf16, f32), 1 << 20, 64)
