@@ -9,6 +9,7 @@ DynamicCache is made without the configuration, with which it would cut these la
 
 import math
 from dataclasses import dataclass, replace
+from inspect import signature
 
 import torch
 
@@ -174,17 +175,22 @@ class KvModel:
     def _check_rope(self):
         """A token alone has the same K at every position but for the rotation, in every layer: so this finds rope kinds
         and pairings that the configuration does not tell, and layers without rotation. (Not so the same token many
-        times over: it attends to all that came before, and where attention has sinks it learns how many there are.)"""
-        if not self.rope.rotary_dim:
+        times over: it attends to all that came before, and where attention has sinks it learns how many there are.)
+        Where the configuration names no rotation, the same V with another K is one; positions that are added to tokens
+        change both."""
+        if not self.rope.rotary_dim and "position_ids" not in signature(self.model.forward).parameters:
             return
-        positions = torch.tensor([0, 1, 2, 7, 60, 300, 1000], device=self.device)
+        positions = [at for at in (0, 1, 2, 7, 60, 300, 1000) if at < self.most_tokens]
+        positions = torch.tensor(positions, device=self.device)
         ids = torch.full_like(positions, min(100, self.model.get_input_embeddings().num_embeddings - 1))
         out = self.model(
             ids[:, None], position_ids=positions[:, None], past_key_values=self.new_cache(), use_cache=True
         )
-        k = self._stack(out.past_key_values, len(positions))[0].float()
+        k, v = (x.float() for x in self._stack(out.past_key_values, len(positions)))
         k = self.rope.rotate(k, positions, inverse=True)
-        error = (k - k[:, :1]).flatten(1).norm(dim=1) / (k.flatten(1).norm(dim=1) + 1e-9)
+        error, of_v = ((x - x[:, :1]).flatten(1).norm(dim=1) / (x.flatten(1).norm(dim=1) + 1e-9) for x in (k, v))
+        if not self.rope.rotary_dim and of_v.max() > 0.01:
+            return
         worst = int(error.argmax())
         self.rope_error = error.max().item()
         if error[worst] > 0.1:  # bf16: about 0.01; a wrong rotation: about 1

@@ -186,6 +186,8 @@ def _rope_of_parameters(config, found, head_dim):
     """From the spellings of transformers 4 and 5."""
     kind, theta = _kind(found), _theta(config, found)
     if theta is None:
+        if getattr(config, "rotary_dim", None):
+            raise Unsupported(f"interleaved rope of {config.rotary_dim} dimensions (GPT-J, CodeGen): only NeoX pairing")
         return NO_ROPE
     if kind not in KINDS:
         raise Unsupported(f'rope kind "{kind}" (supported: {", ".join(KINDS)}, dynamic, mrope)')

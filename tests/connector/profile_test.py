@@ -37,7 +37,7 @@ try:
     from cachegen.kv_model import FISHER_DRAWS, Context, KvModel, auto_class
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder, score
-    from cachegen.rope import Unsupported
+    from cachegen.rope import NO_ROPE, Unsupported
     from cachegen.sinks import CHOICES, MOST_SINKS, choose_sinks
     from cachegen.store_files import read_description
     from cachegen.tables import Histograms, class_costs, cluster, shift_of
@@ -97,6 +97,9 @@ REFUSED = {
     "proportional": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
         "rope_type": "proportional", "rope_theta": 10000.0}),
     "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
+    "interleaved rope of 16 dimensions": lambda: transformers.GPTJConfig(
+        vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4, rotary_dim=16, bos_token_id=None,
+        eos_token_id=None),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
     "layers that differ in head_dim": lambda: config(
         "Gemma4Text", num_key_value_heads=2, head_dim=32, global_head_dim=64, pad_token_id=None,
@@ -608,6 +611,13 @@ class ProfileTest(unittest.TestCase):
                 make_model(self.path("model"), make_config())
                 with self.assertRaisesRegex(Unsupported, name):
                     KvModel(self.path("model"), dtype=torch.float32)
+        positions = dict(vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4)
+        make_model(self.path("model"), transformers.GPT2Config(**positions, bos_token_id=None, eos_token_id=None))
+        self.assertEqual(KvModel(self.path("model")).rope.kind, "none")
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        with mock.patch("cachegen.kv_model.rope_of", lambda *_: NO_ROPE):
+            with self.assertRaisesRegex(Unsupported, "not rotated as its configuration says .kind none"):
+                KvModel(self.path("model"))
 
     def test_what_is_transformed_together_can_be_asked_for(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
