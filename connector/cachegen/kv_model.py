@@ -40,6 +40,8 @@ def _refuse_by_config(config):
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention", "sliding_attention"}
     if kinds:
         raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
+    if getattr(config, "new_decoder_architecture", False) and config.num_kv_heads != config.num_attention_heads:
+        raise Unsupported("Falcon's new decoder architecture, whose K and V transformers keeps once a query head")
     for name in ("head_dim", "num_key_value_heads"):
         try:
             getattr(config, name, None)

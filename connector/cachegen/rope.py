@@ -23,6 +23,7 @@ import torch
 from .profile_file import MAX_ROPES
 
 KINDS = ("default", "linear", "llama3", "longrope", "yarn")
+ROPE_IN_WINDOWS = ("exaone4", "exaone_moe")  # where some layers have a window, the others have no rope
 OLDER_NAMES = {"mrope": "default", "su": "longrope"}  # mrope turns by plain positions where all tokens are text
 
 
@@ -172,6 +173,8 @@ def _partial(config, found):
 def rope_of(config, head_dim):
     """The Rope of a transformers configuration that fix_rope() has seen. Unsupported: a kind that this version
     refuses."""
+    if getattr(config, "alibi", False):  # Falcon's has rope parameters all the same
+        return NO_ROPE
     found = _parameters(config)[1]
     if by_type := _by_layer_type(found):
         if missing := set(config.layer_types) - by_type.keys():
@@ -179,6 +182,8 @@ def rope_of(config, head_dim):
         return _by_layer([_rope_of_parameters(config, by_type[kind], head_dim) for kind in config.layer_types])
     rope = _rope_of_parameters(config, found, head_dim)
     rotated = getattr(config, "no_rope_layers", None)  # SmolLM3's: 1 for layers that have one
+    if getattr(config, "model_type", None) in ROPE_IN_WINDOWS and config.sliding_window:
+        rotated = [kind == "sliding_attention" for kind in config.layer_types]
     return _by_layer([rope if has else NO_ROPE for has in rotated]) if rotated else rope
 
 

@@ -87,6 +87,10 @@ CODED = {
     "StableLm, partial rotary": lambda: config(
         "StableLm", num_key_value_heads=2, hidden_size=256,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+    "Exaone4, rope only in windows": lambda: config(
+        "Exaone4", num_key_value_heads=2, sliding_window=40, pad_token_id=None,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+    "Falcon, alibi": lambda: config("Falcon", multi_query=False, alibi=True),
     "GptOss, attention with sinks": lambda: config(
         "GptOss", num_key_value_heads=2, head_dim=64, num_local_experts=4, num_experts_per_tok=2, pad_token_id=None,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
@@ -100,6 +104,7 @@ REFUSED = {
     "interleaved rope of 16 dimensions": lambda: transformers.GPTJConfig(
         vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4, rotary_dim=16, bos_token_id=None,
         eos_token_id=None),
+    "once a query head": lambda: config("Falcon", num_kv_heads=2, new_decoder_architecture=True),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
     "layers that differ in head_dim": lambda: config(
         "Gemma4Text", num_key_value_heads=2, head_dim=32, global_head_dim=64, pad_token_id=None,
