@@ -1,7 +1,5 @@
 #include "connector/controller.h"
 
-enum { MOST_PROBES = 6 }; /* that double what they load */
-
 uint8_t cg_controller_nearest(const cg_controller_chunk *chunk, uint8_t wish)
 {
     for (uint8_t level = wish; level < CG_N_LEVELS; level++)
@@ -227,28 +225,4 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
     decision.predicted_ns = (uint64_t)load_ns;
     decision.reserve_ns = (uint64_t)recompute_ns(in, tokens);
     return decision;
-}
-
-cg_controller_decision cg_controller_probe(const cg_controller_input *in, uint32_t n,
-                                           uint8_t *levels_out)
-{
-    const size_t wish = (size_t)1 << (n < MOST_PROBES ? n - 1 : MOST_PROBES - 1),
-                 n_load = wish < in->n_chunks ? wish : in->n_chunks;
-    double tokens = in->other_tokens, first_ns = 0;
-    pipeline p = pipeline_behind_others(in);
-    for (size_t i = 0; i < in->n_chunks; i++) {
-        levels_out[i] = cg_controller_nearest(&in->chunks[i], CG_L3);
-        tokens += in->chunks[i].n_tokens;
-        if (i < n_load)
-            pipeline_add(&p, read_ns(in, i, levels_out[i]), decode_ns(in, i, levels_out[i]));
-        if (i == 0)
-            first_ns = p.decode_end_ns;
-    }
-    /* The speed is not to be trusted, so nothing may come of it, and all is computed. */
-    const double left_ns = (double)in->budget_ns - recompute_ns(in, tokens),
-                 time_ns = left_ns >= 0 ? left_ns : first_ns;
-    return (cg_controller_decision){
-        .n_load = n_load,
-        .predicted_ns = (uint64_t)p.decode_end_ns,
-        .reserve_ns = (uint64_t)larger((double)in->budget_ns - time_ns, 0)};
 }

@@ -74,15 +74,6 @@ typedef struct cg_controller_decision {
 /* levels_out[n_chunks]: what lies behind n_load is filled too, with what a load would take. */
 cg_controller_decision cg_controller_decide(const cg_controller_input *input, uint8_t *levels_out);
 
-/* Where by a speed that was only told nothing is loaded: a load of the first chunk, as coarse as it
- * is there, for the link will never be measured without one. It gets the time that the budget
- * leaves if all of it has to be recomputed after all; where it leaves none, since even that is
- * late, what the chunk takes by that speed. A first chunk that many prompts share comes from the
- * page cache and tells nothing: at the nth time (from 1) it is 2^(n-1) chunks, up to 32, in the
- * same time. n_chunks > 0, link_bps > 0. */
-cg_controller_decision cg_controller_probe(const cg_controller_input *input, uint32_t n,
-                                           uint8_t *levels_out);
-
 /* What decoding a chunk of so many coded bytes costs one thread, until it has been measured: rather
  * too much, for what is taken as free costs the deadline. */
 double cg_controller_guess_decode_ns(uint8_t level, uint64_t bytes);

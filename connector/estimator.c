@@ -220,16 +220,16 @@ bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)
     return true;
 }
 
-uint32_t cg_estimator_doubt_prior(cg_estimator *e, uint64_t now_ns)
+bool cg_estimator_doubt_prior(cg_estimator *e, uint64_t now_ns)
 {
     if (e->n_samples > 0 || !(e->prior_bps > 0))
-        return 0;
+        return false;
     const uint32_t shift = e->n_doubted < MOST_FORGOTTEN ? e->n_doubted : MOST_FORGOTTEN;
     if (e->n_doubted > 0 && now_ns < e->doubted_ns + (OLD_NS << shift) / 2)
-        return 0;
+        return false;
     e->n_doubted += e->n_doubted < UINT32_MAX;
     e->doubted_ns = now_ns;
-    return e->n_doubted;
+    return true;
 }
 
 /* Every read under way gets its share of the time since the number of them last changed. */

@@ -93,8 +93,8 @@ bool cg_estimator_forget_old(cg_estimator *estimator, uint64_t now_ns);
 
 /* Whether a prior that keeps all loads away should be doubted: nothing was ever measured since it
  * was told, or what was is forgotten. So it is at once, half a minute later, and then after twice
- * the time each, up to eight minutes. Returns which time this is, from 1; 0: not now. */
-uint32_t cg_estimator_doubt_prior(cg_estimator *estimator, uint64_t now_ns);
+ * the time each, up to eight minutes. */
+bool cg_estimator_doubt_prior(cg_estimator *estimator, uint64_t now_ns);
 
 /* Turns reads that overlap into samples of the whole link. At each moment the link's time is
  * divided equally among the reads under way. A read's bytes over the sum of its shares is the

@@ -104,12 +104,12 @@ static bool forget_old_link(cg_runtime *rt)
 }
 
 /* With the lock held: nothing is loaded because of what the configuration says of the link, which
- * may be wrong. Returns which time this is, from 1; 0: not now. */
-static uint32_t doubts_prior(cg_runtime *rt, const cachegen_lookup *l)
+ * may be wrong. True: a load is to find out now. */
+static bool doubts_prior(cg_runtime *rt, const cachegen_lookup *l)
 {
     if (l->op.connector->config->policy != CG_POLICY_TTFT_BUDGET || l->max_kl > 0)
-        return 0;
-    const uint32_t doubts = cg_estimator_doubt_prior(&cg_runtime_speeds(rt)->link, cg_now_ns());
+        return false;
+    const bool doubts = cg_estimator_doubt_prior(&cg_runtime_speeds(rt)->link, cg_now_ns());
     cg_runtime_speeds_end(rt);
     return doubts;
 }
@@ -203,11 +203,10 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
         cg_controller_decision decision = choose(rt, l, all, stored, sizes, levels);
         if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt))
             decision = choose(rt, l, all, stored, sizes, levels);
-        const uint32_t doubts =
-            prefix->n_chunks > 0 && decision.n_load == 0 ? doubts_prior(rt, l) : 0;
-        if (doubts > 0) {
-            const cg_controller_input input = look_out(rt, l, all, stored);
-            decision = cg_controller_probe(&input, doubts, levels);
+        if (prefix->n_chunks > 0 && decision.n_load == 0 && doubts_prior(rt, l)) {
+            cg_controller_input input = look_out(rt, l, all, stored);
+            input.link_bps = 0; /* as over a link that is not known: it ends while computing fits */
+            decision = cg_controller_decide(&input, levels);
         }
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);

@@ -107,31 +107,6 @@ TEST_F(ControllerTest, WithoutAnEstimateEverythingIsLoadedAtL2)
     EXPECT_EQ(out.predicted_ns, 0u);
 }
 
-TEST_F(ControllerTest, AProbeHasTheTimeThatComputingAllLeaves)
-{
-    in.recompute.tokens_per_s = 25.6;
-    in.queued_bytes = 2e6;
-    const auto probe = [&](uint32_t n, uint64_t budget_ns) {
-        in.budget_ns = budget_ns;
-        in.chunks = chunks.data();
-        in.n_chunks = chunks.size();
-        levels.assign(chunks.size(), 9);
-        out = cg_controller_probe(&in, n, levels.data());
-        EXPECT_EQ(levels, Levels(10, CG_L3));
-        return static_cast<double>(out.reserve_ns);
-    };
-    EXPECT_NEAR(probe(1, 120 * S), 100e9, 1e3) << "whatever comes, ten chunks can be computed";
-    EXPECT_EQ(out.n_load, 1u);
-    EXPECT_NEAR(static_cast<double>(out.predicted_ns), 3e9, 1e3);
-    EXPECT_NEAR(probe(1, 101 * S), 100e9, 1e3) << "less time than it takes by that speed";
-    EXPECT_NEAR(probe(3, 120 * S), 100e9, 1e3);
-    EXPECT_EQ(out.n_load, 4u);
-    EXPECT_NEAR(probe(1000000, 120 * S), 100e9, 1e3);
-    EXPECT_EQ(out.n_load, 10u);
-    EXPECT_NEAR(probe(3, 99 * S), 96e9, 1e3) << "late in any case: what one chunk takes";
-    EXPECT_EQ(probe(1, 1 * S), 0);
-}
-
 TEST_F(ControllerTest, LoadsTheSmallestWhenLateAndRecomputingIsUnknown)
 {
     in.budget_ns = 3 * S;

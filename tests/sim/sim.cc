@@ -217,11 +217,11 @@ class Run
             input.link_hope = cg_estimator_hope(&speeds_.link);
             decision = cg_controller_decide(&input, levels.data());
         }
-        const uint32_t doubts = decision.n_load == 0 && setup_.policy == CG_POLICY_TTFT_BUDGET
-                                    ? cg_estimator_doubt_prior(&speeds_.link, now_ns())
-                                    : 0;
-        if (doubts > 0)
-            decision = cg_controller_probe(&input, doubts, levels.data());
+        if (decision.n_load == 0 && setup_.policy == CG_POLICY_TTFT_BUDGET &&
+            cg_estimator_doubt_prior(&speeds_.link, now_ns())) {
+            input.link_bps = 0;
+            decision = cg_controller_decide(&input, levels.data());
+        }
         if (setup_.level >= 0)
             decision = {n, 0, 0};
         if (cg_fetch_init(&load->fetch, static_cast<uint32_t>(decision.n_load)) != CG_OK)

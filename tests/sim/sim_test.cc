@@ -71,6 +71,17 @@ double mean_kl(const std::vector<Outcome> &outcomes)
     return sum / static_cast<double>(outcomes.size());
 }
 
+TEST(SimTest, APriorThatKeepsLoadsAwayIsPutToTheTestInTime)
+{
+    for (double mbps : {1.0, 10.0, 100.0}) {
+        for (double prior : {0.25, 1.0, 4.0}) {
+            SCOPED_TRACE(testing::Message() << mbps << " Mbit/s, prior " << prior);
+            const auto setup = setup_of(CG_POLICY_TTFT_BUDGET, 1, 1, prior);
+            EXPECT_EQ(over_budget(llama8b(), setup, changing(mbps, 1), 3), 0);
+        }
+    }
+}
+
 TEST(TraceTest, TimesAndBitsAreEachOthersInverse)
 {
     const Trace trace = changing(10, 1);
