@@ -80,7 +80,8 @@ double cg_estimator_hope(const cg_estimator *estimator);
  * fast link that is not known: how many times the estimate it says without that,
  * CG_ESTIMATOR_MOST_TRIP at most. Else 1. latency_ns: until the store answers a question. */
 double cg_estimator_without_trip(const cg_estimator *estimator, double latency_ns);
-/* The same as long as nothing else was seen of the link: where all samples are such. Else 1. */
+/* The same as long as nothing else was seen of the link: where all samples are such, of a store
+ * that is 15 ms away or more. Else 1. */
 double cg_estimator_trips_alone(const cg_estimator *estimator, double latency_ns);
 
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A

@@ -429,6 +429,13 @@ TEST_F(EstimatorTest, WhatRoundTripsAloneSayEndsWithTheFirstSampleThatIsNone)
     for (int i = 0; i < 3; i++)
         cg_estimator_add(&e, 64 << 10, 61 * MS, 0);
     EXPECT_EQ(cg_estimator_trips_alone(&e, 60e6), CG_ESTIMATOR_MOST_TRIP);
+    start(CG_ESTIMATOR_HARMONIC, 0);
+    cg_estimator_add(&e, 64 << 10, 11 * MS, 0);
+    EXPECT_GT(cg_estimator_without_trip(&e, 10e6), 1);
+    EXPECT_EQ(cg_estimator_trips_alone(&e, 10e6), 1) << "too near";
+    start(CG_ESTIMATOR_HARMONIC, 0);
+    for (int i = 0; i < 3; i++)
+        cg_estimator_add(&e, 64 << 10, 61 * MS, 0);
     cg_estimator_add(&e, 256 << 10, 120 * MS, 0);
     cg_estimator_add(&e, 64 << 10, 61 * MS, 0);
     EXPECT_GT(cg_estimator_without_trip(&e, 60e6), 1);
