@@ -84,8 +84,9 @@ cg_io_backend cg_io_backend_in_use(const cg_io *io);
 
 /* Reads exactly n_bytes of a file, from offset on, and tells the kernel not to read ahead: over
  * sshfs read-ahead would move twice the bytes. It completes with CG_ERR_TRUNCATED when the file has
- * fewer, with CG_ERR_IO when it has more than could be read. The file's type is not checked first,
- * so a device that can give so many bytes passes for a file. Returns CG_ERR_INVALID_ARGUMENT when
+ * fewer, with CG_ERR_IO when it has more than could be read. (Of a FUSE file the kernel may give
+ * zeros for what did not come: that only checksums tell.) The file's type is not checked first, so
+ * a device that can give so many bytes passes for a file. Returns CG_ERR_INVALID_ARGUMENT when
  * n_bytes is 0, when no file can have such a range, or when offset is not a multiple of 4096 (which
  * O_DIRECT wants). */
 cg_status cg_io_read_range(cg_io *io, int dir_fd, const char *path, uint64_t offset,
