@@ -2,7 +2,7 @@
 #include "codec/cursor.h"
 #include "fusefs/staging.h"
 #include "tests/fusefs/fs_fixture.h"
-#include "tests/fusefs/fsync_hook.h"
+#include "tests/fusefs/call_hooks.h"
 
 #include <sys/resource.h>
 #include <sys/xattr.h>

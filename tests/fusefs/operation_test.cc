@@ -7,7 +7,7 @@
 #include "iouring/adopted.h"
 #include "iouring/store.h"
 #include "tests/fusefs/fs_fixture.h"
-#include "tests/fusefs/fsync_hook.h"
+#include "tests/fusefs/call_hooks.h"
 
 #include <sys/stat.h>
 
