@@ -68,11 +68,13 @@ struct cg_fetch {
     uint64_t silent_from_ns;   /* from then on it also ends once nothing arrives, or is put off;
                                   UINT64_MAX: never */
     uint32_t n_chunks;
-    uint32_t first, end; /* the chunks to be loaded: [first, end) */
-    uint32_t end_token;  /* position in the prompt behind chunk end - 1; the owner sets it */
-    uint32_t wanted_end; /* nothing from here on is wanted: it failed, or was cut off */
-    uint32_t n_whole;    /* chunks [first, first + n_whole) are done */
-    uint64_t bytes_held; /* by chunks that are not being decoded; the plan's */
+    uint32_t first, end;    /* the chunks to be loaded: [first, end) */
+    uint32_t end_token;     /* position in the prompt behind chunk end - 1; the owner sets it */
+    uint32_t prompt_tokens; /* those behind end_token the engine computes after the load:
+                               deadline_ns leaves time for that; the owner sets it */
+    uint32_t wanted_end;    /* nothing from here on is wanted: it failed, or was cut off */
+    uint32_t n_whole;       /* chunks [first, first + n_whole) are done */
+    uint64_t bytes_held;    /* by chunks that are not being decoded; the plan's */
     bool is_cancelled;
     bool is_late;                /* even over a faster link: it goes last; the plan's */
     bool has_no_reads_left;      /* nothing that the plan would read; the plan's */

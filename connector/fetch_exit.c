@@ -275,10 +275,15 @@ static void queue_add(queue *before, const cg_fetch *fetch, const cg_speeds *spe
     }
 }
 
-/* How long the engine computes other things before it can begin with this fetch. */
+/* How long the engine computes other things before it can begin with this fetch. It is told of what
+ * it computes of this prompt in any case, too. */
 static double engine_before_ns(const cg_fetch *fetch, const outlook *o)
 {
-    return later(o->engine_ns - cg_fetch_lost_ns(fetch, o->speeds), 0);
+    double own_ns = cg_fetch_lost_ns(fetch, o->speeds);
+    if (o->plan->is_engine_told && fetch->prompt_tokens > fetch->end_token)
+        own_ns += cg_prefill_ns(cg_speeds_recompute(o->speeds),
+                                fetch->prompt_tokens - fetch->end_token, fetch->prompt_tokens);
+    return later(o->engine_ns - own_ns, 0);
 }
 
 /* All is recomputed that has not arrived. */

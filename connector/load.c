@@ -64,6 +64,7 @@ static cg_status fill(cachegen_load *load, const cachegen_load_request *r)
     if (fetch->end > 0)
         fetch->end_token =
             plan->chunks[fetch->end - 1].first_token + plan->chunks[fetch->end - 1].sizes.n_tokens;
+    fetch->prompt_tokens = plan->prompt_tokens;
     fetch->policy = (cg_policy)plan->policy;
     fetch->quality = &model->quality;
     fetch->has_fixed_level = plan->level_plus_1 > 0 || plan->policy == CG_POLICY_FIXED;

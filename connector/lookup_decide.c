@@ -189,6 +189,7 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
                     .policy = (uint8_t)c->config->policy,
                     .chunk_tokens = chunk_tokens,
                     .first_position = prefix->first_chunk * chunk_tokens,
+                    .prompt_tokens = prefix->n_tokens,
                     .started_boot_ns = l->started_boot_ns,
                     .clock_id = c->boot_clock_id,
                     .extra = prefix->extra,

@@ -7,8 +7,8 @@
 #include <string.h>
 
 enum {
-    VERSION = 3,
-    FIXED_BYTES = 136,
+    VERSION = 4,
+    FIXED_BYTES = 140,
     CHUNK_BYTES = 8 + 8 * CG_N_LEVELS,
     CHECK_BYTES = CG_KEY_BYTES
 };
@@ -48,6 +48,7 @@ void cg_plan_write(const cg_plan *plan, uint8_t *bytes)
     at = put(at, 4, plan->first_position);
     at = put(at, 4, plan->n_tokens);
     at = put(at, 4, plan->hit_tokens);
+    at = put(at, 4, plan->prompt_tokens);
     at = put(at, 4, plan->n_chunks);
     at = put(at, 8, plan->started_boot_ns);
     at = put(at, 8, plan->budget_ns);
@@ -90,16 +91,18 @@ static cg_status read_fixed(cg_cursor *in, cg_plan *plan)
         !cg_cursor_u8(in, &plan->level_plus_1) || !cg_cursor_u8(in, &plan->policy) ||
         !cg_cursor_u32(in, &plan->chunk_tokens) || !cg_cursor_u32(in, &plan->first_position) ||
         !cg_cursor_u32(in, &plan->n_tokens) || !cg_cursor_u32(in, &plan->hit_tokens) ||
-        !cg_cursor_u32(in, &plan->n_chunks) || !cg_cursor_u64(in, &plan->started_boot_ns) ||
-        !cg_cursor_u64(in, &plan->budget_ns) || !read_key(in, plan->parent.bytes) ||
-        !read_key(in, plan->extra.bytes) || !read_key(in, plan->clock_id.bytes))
+        !cg_cursor_u32(in, &plan->prompt_tokens) || !cg_cursor_u32(in, &plan->n_chunks) ||
+        !cg_cursor_u64(in, &plan->started_boot_ns) || !cg_cursor_u64(in, &plan->budget_ns) ||
+        !read_key(in, plan->parent.bytes) || !read_key(in, plan->extra.bytes) ||
+        !read_key(in, plan->clock_id.bytes))
         return CG_ERR_TRUNCATED;
     if (cg_dtype_bytes(plan->dtype) == 0 || plan->worst_level >= CG_N_LEVELS ||
         plan->level_plus_1 > CG_N_LEVELS || plan->policy >= CG_N_POLICIES ||
         plan->chunk_tokens == 0 || plan->chunk_tokens > CG_MAX_CHUNK_TOKENS ||
         plan->first_position % plan->chunk_tokens != 0 ||
         plan->n_tokens > UINT32_MAX - plan->first_position ||
-        plan->hit_tokens > plan->first_position + plan->n_tokens)
+        plan->hit_tokens > plan->first_position + plan->n_tokens ||
+        plan->prompt_tokens < plan->first_position + plan->n_tokens)
         return CG_ERR_CORRUPT;
     return CG_OK;
 }

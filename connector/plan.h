@@ -1,10 +1,10 @@
 /* connector/plan.h - a look-up's result as bytes: what a load needs, in any process.
  *
- *   "CGPLAN\r\n" | u32 version = 3 | u32 bytes of all | model fingerprint 16 |
+ *   "CGPLAN\r\n" | u32 version = 4 | u32 bytes of all | model fingerprint 16 |
  *   profile fingerprint 16 | u8 dtype | u8 worst level accepted | u8 1 + fixed level | u8 policy |
- *   u32 chunk tokens | u32 first position | u32 n_tokens | u32 hit tokens | u32 n_chunks |
- *   u64 started (CLOCK_BOOTTIME, ns) | u64 budget of the load, ns | parent key 16 | extra key 16 |
- *   the clock's identity 16 (connector/clock.h)
+ *   u32 chunk tokens | u32 first position | u32 n_tokens | u32 hit tokens | u32 prompt tokens |
+ *   u32 n_chunks | u64 started (CLOCK_BOOTTIME, ns) | u64 budget of the load, ns | parent key 16 |
+ *   extra key 16 | the clock's identity 16 (connector/clock.h)
  *   n_chunks times: u32 tokens | u8 level | u8 1: sizes are guessed | 2 zeros |
  *                   4 times u64 bytes at that level, 0 = not there or not accepted
  *   n_tokens times: u32 token id
@@ -12,10 +12,10 @@
  *
  * Numbers are little-endian. Chunk keys are not in a plan: they follow from parent, extra and token
  * ids. So a plan cannot ask for a chunk under other tokens than it names. Any bytes are safe to
- * parse. Version 1 had `started` by CLOCK_REALTIME, which somebody may set, version 2 no guesses.
- * Both are refused. (A plan lives as long as its request; an older one could only reach a worker
- * that was replaced meanwhile.)
- * Threads: pure functions; a plan is read-only once made.
+ * parse. Version 1 had `started` by CLOCK_REALTIME, which somebody may set, version 2 no guesses,
+ * version 3 no prompt tokens. All three are refused. (A plan lives as long as its request; an older
+ * one could only reach a worker that was replaced meanwhile.) Threads: pure functions; a plan is
+ * read-only once made.
  */
 #ifndef CG_CONNECTOR_PLAN_H
 #define CG_CONNECTOR_PLAN_H
@@ -43,6 +43,7 @@ typedef struct cg_plan {
     uint32_t first_position; /* of the first chunk; a multiple of chunk_tokens */
     uint32_t n_tokens;       /* of all chunks */
     uint32_t hit_tokens;     /* at most first_position + n_tokens */
+    uint32_t prompt_tokens;  /* of all of it, at least first_position + n_tokens */
     uint64_t started_boot_ns, budget_ns;
     cg_key parent, extra; /* parent of the first chunk */
     cg_key clock_id;      /* whose started_boot_ns is */

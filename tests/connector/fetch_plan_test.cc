@@ -1292,6 +1292,25 @@ TEST_F(FetchPlanTest, WhatTheEngineHasToComputeIsWhatItWasToldAndWhatLoadsLostSi
     EXPECT_EQ(engine_s(9 * SECOND), 86400) << "no sum goes beyond its type";
 }
 
+// A document that is loaded, and a long question that is not: what the engine is told of has the
+// question, too, and the deadline is before it already.
+TEST_F(FetchPlanTest, WhatTheEngineComputesOfAPromptInAnyCaseIsNothingThatItComputesBefore)
+{
+    for (const bool is_own : {true, false}) {
+        Fetch fetch(10, 2 * SECOND);
+        start(16, 1000000 * KB);
+        link(100e3); // it takes 10 s, or half of that over a link twice as fast
+        speeds.configured_tokens_per_s = 640; // or 4 s
+        fetch.s.prompt_tokens = fetch.s.end_token + (is_own ? 1280 : 0);
+        add(&fetch);
+        EXPECT_EQ(cut(1900 * MS), 0) << "nothing is known of the engine";
+        cg_fetch_engine_told(&plan, 2e9, 1900 * MS);
+        EXPECT_EQ(cut(1900 * MS), is_own ? 0 : -1);
+        cg_fetch_engine_told(&plan, 4e9, 1900 * MS);
+        EXPECT_EQ(cut(1900 * MS), -1) << "it has another prompt's, too";
+    }
+}
+
 // An engine's step ends when all that it computes is computed: whoever is loaded meanwhile waits.
 TEST_F(FetchPlanTest, ALateLoadGoesOnWhereGivingItUpWouldCostOthersMoreThanItGains)
 {

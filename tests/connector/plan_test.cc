@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace
@@ -34,6 +37,7 @@ class PlanTest : public testing::Test
         plan.first_position = 32;
         plan.n_tokens = 40;
         plan.hit_tokens = 70;
+        plan.prompt_tokens = 90;
         plan.started_boot_ns = 123456789012345;
         plan.budget_ns = 2000000000;
         plan.parent.bytes[3] = 4;
@@ -84,6 +88,7 @@ TEST_F(PlanTest, ComesBackAsItWasWritten)
     EXPECT_EQ(back->chunk_tokens, 16u);
     EXPECT_EQ(back->first_position, 32u);
     EXPECT_EQ(back->hit_tokens, 70u);
+    EXPECT_EQ(back->prompt_tokens, 90u);
     EXPECT_EQ(back->started_boot_ns, plan.started_boot_ns);
     EXPECT_EQ(back->budget_ns, plan.budget_ns);
     EXPECT_TRUE(cg_key_equal(&back->clock_id, &plan.clock_id));
@@ -135,7 +140,7 @@ TEST_F(PlanTest, RefusesEveryFlippedBit)
 
 TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
 {
-    const size_t chunk_at = 136;
+    const size_t chunk_at = 140;
     const struct {
         const char *what;
         size_t at, n;
@@ -144,7 +149,7 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
     } cases[] = {
         {"magic", 0, 1, 'X', CG_ERR_BAD_MAGIC},
         {"an older version", 8, 4, 1, CG_ERR_UNSUPPORTED_VERSION},
-        {"a newer version", 8, 4, 4, CG_ERR_UNSUPPORTED_VERSION},
+        {"a newer version", 8, 4, 5, CG_ERR_UNSUPPORTED_VERSION},
         {"dtype", 48, 1, 0, CG_ERR_CORRUPT},
         {"worst level", 49, 1, 4, CG_ERR_CORRUPT},
         {"fixed level", 50, 1, 5, CG_ERR_CORRUPT},
@@ -155,7 +160,8 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
         {"first position at the end of numbers", 56, 4, 0xfffffff0, CG_ERR_CORRUPT},
         {"more tokens than bytes", 60, 4, 0xffffffff, CG_ERR_CORRUPT},
         {"hit beyond the tokens", 64, 4, 73, CG_ERR_CORRUPT},
-        {"more chunks than bytes", 68, 4, 0xffffffff, CG_ERR_CORRUPT},
+        {"a prompt of less than is loaded", 68, 4, 71, CG_ERR_CORRUPT},
+        {"more chunks than bytes", 72, 4, 0xffffffff, CG_ERR_CORRUPT},
         {"empty chunk", chunk_at, 4, 0, CG_ERR_CORRUPT},
         {"short chunk in the middle", chunk_at, 4, 8, CG_ERR_CORRUPT},
         {"long chunk", chunk_at, 4, 17, CG_ERR_CORRUPT},
@@ -170,6 +176,18 @@ TEST_F(PlanTest, RefusesWhatItsChecksumWouldLetThrough)
             bad[c.at + i] = static_cast<uint8_t>(c.value >> (8 * i));
         seal(&bad);
         EXPECT_EQ(parse(bad), c.want) << c.what;
+    }
+}
+
+// Seeds of an older version would all be refused by their first bytes.
+TEST_F(PlanTest, AFuzzerStartsFromPlansOfThisVersion)
+{
+    for (const char *name : {"empty", "one_full", "two_chunks_and_tail"}) {
+        std::ifstream file(std::string(CG_PLAN_SEEDS "/") + name, std::ios::binary);
+        std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(file)), {});
+        ASSERT_GE(bytes.size(), 16u) << name;
+        seal(&bytes); // as the fuzzer does
+        EXPECT_EQ(parse(bytes), CG_OK) << name;
     }
 }
 

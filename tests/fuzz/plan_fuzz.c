@@ -27,7 +27,8 @@ static void use(const uint8_t *data, size_t size)
               chunk->sizes.bytes[chunk->level] > 0);
         at += chunk->sizes.n_tokens;
     }
-    check(at == plan->first_position + plan->n_tokens && plan->hit_tokens <= at);
+    check(at == plan->first_position + plan->n_tokens && plan->hit_tokens <= at &&
+          at <= plan->prompt_tokens);
     uint8_t *again =
         malloc(cg_plan_bytes(plan)); /* writing it gives the same bytes: nothing was ignored */
     check(again != NULL && cg_plan_bytes(plan) == size);

@@ -230,6 +230,7 @@ class Run
         fetch->policy = setup_.policy;
         fetch->has_fixed_level = setup_.level >= 0;
         fetch->end_token = static_cast<uint32_t>(decision.n_load) * model_.chunk_tokens;
+        fetch->prompt_tokens = model_.context_tokens;
         fetch->deadline_ns = now_ns() + to_ns(setup_.budget_s) -
                              std::min(to_ns(setup_.budget_s), decision.reserve_ns);
         for (uint32_t i = 0; i < decision.n_load; i++) {
