@@ -1,8 +1,8 @@
 // What the core promises about files: checked at close, published atomically, immutable. No mount.
 #include "codec/cursor.h"
 #include "fusefs/staging.h"
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <sys/resource.h>
 #include <sys/xattr.h>

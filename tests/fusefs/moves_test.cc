@@ -1,7 +1,7 @@
 // rename and link: what comes under a strict name is checked first. No mount.
 #include "fusefs/arrivals.h"
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <set>
 

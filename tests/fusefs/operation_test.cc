@@ -6,8 +6,8 @@
 #include "fusefs/overdue.h"
 #include "iouring/adopted.h"
 #include "iouring/store.h"
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
 

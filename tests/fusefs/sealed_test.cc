@@ -1,7 +1,7 @@
 // Nothing damaged comes under a strict name, or becomes so there: who writes when, and by which
 // daemon. No mount.
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
 

@@ -12,8 +12,8 @@
 #include "fusefs/stamp.h"
 #include "fusefs/survey.h"
 #include "iouring/store.h"
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <fcntl.h>
 #include <sys/mount.h>

@@ -1,6 +1,6 @@
 // Levels of a nested chunk: each is a file of its own size, whatever lies beneath. No mount.
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
 // fusefs/watch.h without a mount: what the kernel would be told.
 #include "fusefs/open_files.h"
-#include "tests/fusefs/fs_fixture.h"
 #include "tests/fusefs/call_hooks.h"
+#include "tests/fusefs/fs_fixture.h"
 
 #include <sys/mount.h>
 #include <sys/stat.h>
