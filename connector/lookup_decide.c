@@ -83,10 +83,13 @@ static cg_controller_input look_out(cg_runtime *rt, const cachegen_lookup *l,
  * bounded of those that are loaded the one that each needs for that. */
 static cg_controller_decision choose(cg_runtime *rt, const cachegen_lookup *l,
                                      const cg_controller_chunk *all, uint32_t stored,
-                                     cg_controller_chunk *sizes_out, uint8_t *levels_out)
+                                     bool is_link_unknown, cg_controller_chunk *sizes_out,
+                                     uint8_t *levels_out)
 {
-    const cg_controller_input input = look_out(rt, l, all, stored);
+    cg_controller_input input = look_out(rt, l, all, stored);
     uint32_t n_asked;
+    if (is_link_unknown)
+        input.link_bps = 0;
     if (l->max_kl > 0 && input.n_chunks > 0)
         return cg_kl_bound_decide(&input, &l->op.connector->model.quality, l->max_kl, sizes_out,
                                   levels_out, &n_asked);
@@ -105,9 +108,9 @@ static bool forget_old_link(cg_runtime *rt)
 
 /* With the lock held: nothing is loaded because of what the configuration says of the link, which
  * may be wrong. True: a load is to find out now. */
-static bool doubts_prior(cg_runtime *rt, const cachegen_lookup *l)
+static bool doubts_prior(cg_runtime *rt, cg_policy policy)
 {
-    if (l->op.connector->config->policy != CG_POLICY_TTFT_BUDGET || l->max_kl > 0)
+    if (policy == CG_POLICY_PAPER) /* as published */
         return false;
     const bool doubts = cg_estimator_doubt_prior(&cg_runtime_speeds(rt)->link, cg_now_ns());
     cg_runtime_speeds_end(rt);
@@ -201,14 +204,12 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
          * prefix goes on from them. */
         const uint32_t stored =
             take_sizes(prefix, all) + (prefix->n_chunks > 0 ? plan.first_position : 0);
-        cg_controller_decision decision = choose(rt, l, all, stored, sizes, levels);
+        cg_controller_decision decision = choose(rt, l, all, stored, false, sizes, levels);
         if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt))
-            decision = choose(rt, l, all, stored, sizes, levels);
-        if (prefix->n_chunks > 0 && decision.n_load == 0 && doubts_prior(rt, l)) {
-            cg_controller_input input = look_out(rt, l, all, stored);
-            input.link_bps = 0; /* as over a link that is not known: it ends while computing fits */
-            decision = cg_controller_decide(&input, levels);
-        }
+            decision = choose(rt, l, all, stored, false, sizes, levels);
+        if (prefix->n_chunks > 0 && decision.n_load == 0 &&
+            doubts_prior(rt, (cg_policy)c->config->policy))
+            decision = choose(rt, l, all, stored, true, sizes, levels);
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);
         if ((l->plan = malloc(l->plan_bytes)) != NULL) {

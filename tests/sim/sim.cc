@@ -217,7 +217,7 @@ class Run
             input.link_hope = cg_estimator_hope(&speeds_.link);
             decision = cg_controller_decide(&input, levels.data());
         }
-        if (decision.n_load == 0 && setup_.policy == CG_POLICY_TTFT_BUDGET &&
+        if (decision.n_load == 0 && setup_.policy != CG_POLICY_PAPER &&
             cg_estimator_doubt_prior(&speeds_.link, now_ns())) {
             input.link_bps = 0;
             decision = cg_controller_decide(&input, levels.data());

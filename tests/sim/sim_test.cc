@@ -82,6 +82,16 @@ TEST(SimTest, APriorThatKeepsLoadsAwayIsPutToTheTestInTime)
     }
 }
 
+TEST(SimTest, WithMinDelayAPriorThatIsFarTooLowIsFoundOut)
+{
+    for (const double prior : {1e-3, 1e-2, 0.1}) {
+        SCOPED_TRACE(prior);
+        const auto setup = setup_of(CG_POLICY_MIN_DELAY, 2, 1, prior);
+        for (const Outcome &o : simulate(llama8b(), setup, constant(1000), 0, 3))
+            EXPECT_EQ(o.loaded_chunks, llama8b().n_chunks());
+    }
+}
+
 TEST(TraceTest, TimesAndBitsAreEachOthersInverse)
 {
     const Trace trace = changing(10, 1);
