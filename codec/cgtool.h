@@ -48,8 +48,8 @@ int cg_tool_encode(const cg_tool_options *options);
 int cg_tool_decode(const cg_tool_options *options);
 int cg_tool_transcode(const cg_tool_options *options);
 
-/* What decode says in "__metadata__" of the tensors that it writes, and encode asks: they are as
- * good as this level, at most, at these positions of a prompt, behind this key. */
+/* Texts in "__metadata__" of the tensors, which decode writes and encode reads: the best level that
+ * they may still be called, the position of the first token, the parent key, the model. */
 #define CG_TOOL_WORST_LEVEL "cachegen.worst_level"
 #define CG_TOOL_FIRST_POSITION "cachegen.first_position"
 #define CG_TOOL_PARENT "cachegen.parent"

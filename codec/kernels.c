@@ -235,7 +235,8 @@ static inline void score(const float *restrict keys, size_t n_rows, size_t head_
             *(vector_f32 *)(scores + r * CG_QUERIES + v * LANES) = sums[r][v];
 }
 
-/* 2^x for x of at most 0, to 2^-18; below -125 as there. 2^f is a Taylor series. */
+/* 2^x for x of at most 0, to 2^-18; below -125 as there: the exponents' sum would leave the normal
+ * floats. 2^f is a Taylor series. */
 static inline float exp2_of(float x)
 {
     x = x > -125.0f ? x : -125.0f;

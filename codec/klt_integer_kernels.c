@@ -142,7 +142,7 @@ static void multiply_tiles(const uint8_t *lines, bool is_wide, const cg_digit_ti
             _tile_loadd(4, left, CG_DIGIT_COMPONENTS);
             _tile_dpbssd(0, 4, 6);
             _tile_dpbssd(1, 4, 7);
-            if (n_rows > 16) {
+            if (n_rows > 16) { /* or the lower rows are zeros: products as dear as any */
                 _tile_loadd(5, left + TILE_BYTES / 2, CG_DIGIT_COMPONENTS);
                 _tile_dpbssd(2, 5, 6);
                 _tile_dpbssd(3, 5, 7);

@@ -281,7 +281,7 @@ static void synthesize(const cg_tiled_symbols symbols[CG_DCT], size_t n_blocks,
             _tile_loadd(4, left, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            if (n_blocks > CG_TILE / 2) {
+            if (n_blocks > CG_TILE / 2) { /* or the lower rows are zeros: products as dear as any */
                 _tile_loadd(5, left + half, 64);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);

@@ -72,7 +72,7 @@ static uint64_t keep_in_range(const row_limits *limits, int16_t *cells, size_t n
     const double most = (double)(limits->most_before[n_cells] - limits->most_before[0]);
     if (most_symbol * most < (double)(1u << limits->sum_bits))
         return n_saturated;
-    while (!is_within(limits, cells, n_cells))
+    while (!is_within(limits, cells, n_cells)) /* which zeros are */
         n_saturated += halve(cells, n_cells);
     return n_saturated;
 }

@@ -36,7 +36,7 @@ enum {
     CG_RANS_STREAM_BYTES =
         4 + 4 * CG_RANS_LANES,  /* table entry and lane states: what a stream costs */
     CG_RANS_STREAM_PERCENT = 2, /* of a matrix that streams may cost */
-    CG_RANS_STREAM_ROWS = 4096, /* of a stream, if 1 percent is given: with 2 there are half */
+    CG_RANS_STREAM_ROWS = 4096, /* most rows of a stream, times the percentage: 2 % has 2,048 */
     CG_RANS_SHORT_STREAM_PERCENT = 8, /* the same where they are to be short */
     CG_RANS_PACKED = 1,               /* align: streams lie one behind the other */
     CG_RANS_ALIGNED = 16,    /* align: the matrix and each stream begin at multiples of 16 bytes */

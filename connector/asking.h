@@ -3,11 +3,11 @@
  * A store may be a network away, and mostly answers many questions in the time of one. So look-ups
  * that wait at the same time share rounds: one call asks for what each of them lacks next, and for
  * a chunk that several want once. The oldest go first. How many chunks a call asks for is bounded:
- * some stores answer few questions at a time (sshfs ten). There the oldest would have its answer
- * later, and none sooner. So the bound grows while answers come as fast as a few round trips, and
- * shrinks to what one short prompt needs. One prompt is asked for whole, however long it is; but of
- * a far store that answers few questions at a time, most chunks of a long one are guessed
- * (connector/prefix.h).
+ * some stores answer few questions at a time (sshfs ten). There a larger call would only make the
+ * oldest wait longer, and serve nobody sooner. So the bound grows while answers come as fast as a
+ * few round trips, and shrinks to what one short prompt needs. One prompt is asked for whole,
+ * however long it is; but of a far store that answers few questions at a time, most chunks of a
+ * long one are guessed (connector/prefix.h).
  * Threads: one at a time. Functions take the runtime's lock themselves, for moments.
  */
 #ifndef CG_CONNECTOR_ASKING_H

@@ -437,14 +437,14 @@ CACHEGEN_API void cachegen_report_prefill(cachegen *connector, uint32_t n_tokens
 CACHEGEN_API void cachegen_report_prefill_at(cachegen *connector, uint32_t n_tokens,
                                              uint64_t n_pairs, uint64_t duration_ns);
 
-/* The engine has yet to compute n_tokens of prompts before it can begin with what is given up or
- * not found from now on; n_pairs is the sum of their positions. Look-ups and loads leave less to
- * the engine the more it has to do: what it computes for several requests it computes one after the
- * other. Count what a load lacks once cachegen_load_poll() has said that it is done; before, the
- * connector counts it. Count what a look-up leaves to the engine from the first call on after it
- * has answered. Each call replaces the one before. Call often, such as once a step: what was told
- * wears off as time goes by. More than a day's work counts as a day. Without calls a connector
- * knows only what its own loads have left to the engine. */
+/* Tells what the engine must still compute before it can begin with anything that is given up, or
+ * not found, from now on: n_tokens of prompts. n_pairs is the sum of their positions. Look-ups and
+ * loads leave less to the engine the more it has to do: what it computes for several requests it
+ * computes one after the other. Count what a load lacks once cachegen_load_poll() has said that it
+ * is done; before, the connector counts it. Count what a look-up leaves to the engine from the
+ * first call on after it has answered. Each call replaces the one before. Call often, such as once
+ * a step: what was told wears off as time goes by. More than a day's work counts as a day. Without
+ * calls a connector knows only what its own loads have left to the engine. */
 CACHEGEN_API void cachegen_report_queue(cachegen *connector, uint64_t n_tokens, uint64_t n_pairs);
 
 /* For a connector that carries loads out and does not look up, such as an engine's worker: prompts

@@ -1,8 +1,7 @@
 /* connector/clock.h - the clock by which processes agree; within one it is iouring/clock.h.
  *
- * A plan crosses processes, so it carries by
- * CLOCK_BOOTTIME when its look-up began. Only processes that share that clock can compare such
- * times; so an identity of the clock goes with them.
+ * A plan crosses processes, so it carries by CLOCK_BOOTTIME when its look-up began. Only processes
+ * that share that clock can compare such times; so an identity of the clock goes with them.
  * Threads: any.
  */
 #ifndef CG_CONNECTOR_CLOCK_H

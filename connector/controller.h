@@ -13,10 +13,10 @@
  * min_delay: the least cost over the same choices, whatever the budget.
  *
  * The cost is the total time. A chunk or more is recomputed behind what the engine still has to
- * compute. (Fewer tokens it takes into its next step.) Others that are loaded while the engine
- * computes wait until that is done. If the cut makes this request late (with min_delay always),
- * others' waiting counts as its own, and each late request costs the budget that is left. Others
- * are taken to have as much left. (paper knows nothing of the engine.)
+ * compute. (Less than a chunk is computed in the engine's next step, beside its other work.) Others
+ * that are loaded while the engine computes wait until that is done. If the cut makes this request
+ * late (with min_delay always), others' waiting counts as its own, and each late request costs the
+ * budget that is left. Others are taken to have as much left. (paper knows nothing of the engine.)
  *
  * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
  *

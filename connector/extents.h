@@ -11,9 +11,9 @@
  * time (of reading and decoding). A step is planned only if everything planned still ends in time.
  * If a load's floors cannot all be in time, it is not refined. Others may be refined even if that
  * makes it later still. When a step does not fit, the best one that fits is taken and planning
- * ends. So of one load whose decoding takes no time, more time never makes a plan worse, unless it
- * has files that are chosen whole (below) by a slower link than the rest. Elsewhere it may, though
- * seldom: a step that fits now may keep out several that would have fitted before it.
+ * ends. More time can make a plan worse, though seldom: a step that fits only now may take the room
+ * of several others. It cannot for a single load whose decoding takes no time and whose files are
+ * all nested.
  *
  * The prediction: chunks are read in order at the link's speed. Each is decoded, on all threads,
  * when its last byte is there. Where there is slack (has_slack below), chunks are read to their

@@ -81,9 +81,9 @@ struct cg_fetch {
     bool is_decided;             /* levels were chosen with the link's speed known: */
     uint32_t decided_generation; /* of the estimator */
     double link_ns;              /* its reads' share of the time in which the link was busy */
-    uint64_t computed_by_ns;    /* by the engine, had it been given up when its time was first over,
-                                   and all that were put off before it; 0: it is not;
-                                   connector/fetch_exit.c's */
+    uint64_t computed_by_ns;    /* when the engine would have computed it, had it been given up when
+                                   its time was first over, with all that were put off before it;
+                                   0: its time is not over; connector/fetch_exit.c's */
     double predicted_ns;        /* from when it was asked last, until it has what must arrive of it;
                                    connector/fetch_exit.c's */
     uint64_t dropped_bytes;     /* arrived, and not decoded */

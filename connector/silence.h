@@ -13,8 +13,9 @@
 
 typedef struct cg_runtime cg_runtime; /* connector/runtime.h */
 
-/* So many round trips take the questions about a chunk, also of many at once, where the store
- * answers all at once: its folder, its name, opening, reading, and what else was not there. */
+/* How many round trips the questions about a chunk take: folder, name, opening, reading, and what
+ * else was not there. Those about many chunks take no more, where the store answers them side by
+ * side. */
 enum { CG_FEW_ROUND_TRIPS = 8 };
 
 /* Of one question to the store, in one call or several. Begun with the first two fields, all others

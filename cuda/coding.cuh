@@ -49,7 +49,7 @@ template <class Cta> CG_LANE uint64_t cg_cuda_add_up(Cta &cta, uint64_t *shared,
 /* A column of a strip. */
 struct cg_cuda_column {
     const int16_t *cells; /* of the finest level */
-    uint64_t class_of;    /* by scale, a byte each */
+    uint64_t class_of;    /* by step factor, a byte each */
     uint32_t stride, n_thirds, n_idle;
     bool is_there, is_refined;
 };

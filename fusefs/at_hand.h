@@ -20,8 +20,8 @@ enum {
     CG_AT_HAND_CLOSE_NS = 200000,
     /* A request that takes longer is not short. */
     CG_AT_HAND_SHORT_NS = 100000,
-    /* None is at hand for so long after one that was not short. So others wait for two looks in a
-     * pause, at most. */
+    /* After a request that was not short none is at hand for so long. So in each such pause others
+     * are held up for two looks at most. */
     CG_AT_HAND_PAUSE_NS = 20000000,
     /* The same after one that was not close: a program that reads large files sends more of them,
      * but any program may have been kept from its processor once. */

@@ -2,9 +2,8 @@
  *
  * A request holds a thread until it is answered. Some take long: a check of a large file, or any
  * change while the store is frozen. So each kind of request has a lane, which takes a fixed number
- * of them. Each user has a smaller number. A request whose lane is full
- * waits in line, and holds no thread. It holds memory, of which there is a limit for each user and
- * one for all.
+ * of them. Each user has a smaller number. A request whose lane is full waits in line, and holds no
+ * thread. It holds memory, of which there is a limit for each user and one for all.
  * Threads: any. The lanes have their own lock.
  */
 #ifndef CG_FUSEFS_LANES_H

@@ -5,9 +5,9 @@
  * later. Only names that cachegenfs itself writes count: strict ones, and those of a model's and a
  * context's other files. All other files are users' own, whatever they are called.
  * Such a file is left over when nobody has written to it for an hour, by the store's clock, nor, if
- * it has other names, linked it. Nobody
- * on this host may have it open for writing, as far as leases of fcntl tell. A connector of another
- * host that hangs for an hour loses the chunk that it was saving, and no more.
+ * it has other names, linked it. Nobody on this host may have it open for writing, as far as leases
+ * of fcntl tell. A connector of another host that hangs for an hour loses the chunk that it was
+ * saving, and no more.
  * Threads: each call stands alone.
  */
 #ifndef CG_FUSEFS_LEFT_H

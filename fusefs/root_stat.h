@@ -1,8 +1,8 @@
 /* fusefs/root_stat.h - the root's attributes, also while the store hangs.
  *
  * The kernel asks for them before it lets anybody into .cachegenfs. So a thread asks the store for
- * those who want them, and they wait for it at most CG_ROOT_STAT_SECONDS. Once somebody waited for
- * nothing, nobody waits until the thread has come back. Then the answer is what it saw last.
+ * those who want them, and they wait for it at most CG_ROOT_STAT_SECONDS. Once somebody has waited
+ * in vain, nobody waits until the thread has come back. Then the answer is what it saw last.
  * Threads: any. The lock is not held while the store is asked.
  */
 #ifndef CG_FUSEFS_ROOT_STAT_H

@@ -3,8 +3,8 @@
  * A chunk must pass cg_chunk_verify() and cg_tree_check(). A profile must open, and its fingerprint
  * must be its name. A chunk is read piece by piece, in 2 MiB of memory whatever its size. So is a
  * profile at first; then, if its checksum and its name are right, whole, and its check takes twice
- * its size and 2 MiB. Neither is mapped: a device error, or a truncation from
- * elsewhere, must not be a SIGBUS. Threads: any. The budget has its own lock.
+ * its size and 2 MiB. Neither is mapped: a device error, or a truncation from elsewhere, must not
+ * be a SIGBUS. Threads: any. The budget has its own lock.
  */
 #ifndef CG_FUSEFS_STRICT_H
 #define CG_FUSEFS_STRICT_H
