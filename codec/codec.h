@@ -97,7 +97,7 @@ bool cg_encoder_can_nest(const cg_profile *profile, uint8_t level_mask);
  * With CG_NESTED in the mask its lossy levels are nested: cg_encoder_finish() of one makes a file
  * that holds the coarser ones of the mask, too. That needs cg_encoder_can_nest(). With
  * CG_SHORT_STREAMS the lossy levels are cut into about four times as many streams, which adds
- * about 8 % to a section, at most 16. A GPU decodes streams side by side, so it has a chunk that
+ * at most 16 % to a section. A GPU decodes streams side by side, so it has a chunk that
  * comes alone in a fraction of the time.
  *
  * header: geometry, cache_scales, first_position, n_tokens, prefix_level, model, parent and extra

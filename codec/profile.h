@@ -33,9 +33,10 @@ typedef struct cg_profile cg_profile;
  *
  * Memory: whatever the bytes are, at most 26 times n_bytes and 8 MiB (of version 1: 42 times).
  * FORMAT.md bounds the padded elements of the bases, which take two bytes each (of version 1 four),
- * and nothing else grows faster. For what our tools make an open profile holds 1.3 to 1.6
- * times n_bytes, and 2.1 to 2.7 times with the baseline's kernels. The first encoder adds its own
- * tables, at most 56 times n_bytes and 8 MiB more. Time: tests/bench/results/README.md, "Speed".
+ * and nothing else grows faster. For what our tools make an open profile holds 1.3 to 1.6 times
+ * n_bytes, and 2.1 to 2.7 times with the baseline's kernels (4c90b8b). The first encoder adds its
+ * own tables, at most 56 times n_bytes and 8 MiB more. Time: tests/bench/results/README.md,
+ * "Speed".
  */
 cg_status cg_profile_open(const uint8_t *bytes, size_t n_bytes, cg_profile **profile_out);
 /* What cg_profile_open() checks, with the same errors, for those who only judge a file: it lays out
