@@ -3,6 +3,7 @@
 #include "fusefs/claims.h"
 #include "fusefs/fs.h"
 #include "fusefs/persona.h"
+#include "fusefs/space.h"
 #include "iouring/beneath.h"
 #include "iouring/store.h"
 
@@ -96,6 +97,7 @@ void cg_fs_adopt(cg_fs *fs, const char *path, const cg_tree_name *name, int fd,
     else
         return;
     cg_metrics_add(status == CG_OK ? &fs->metrics.adopted : &fs->metrics.adopt_errors, 1);
+    cg_space_failed(fs, status == CG_ERR_NO_SPACE ? ENOSPC : 0);
     if (status != CG_OK)
         cg_fs_log_of_file(fs, fd, "not adopted:", path, status);
 }

@@ -200,6 +200,7 @@ int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *va
     }
     error =
         setxattr(cg_reach_proc_path(reached.fd).text, name, value, size, flags) == 0 ? 0 : errno;
+    cg_space_failed(fs, error);
     cg_reach_end(fs, &reached);
     return error;
 }

@@ -81,6 +81,7 @@ int cg_contents_truncate(cg_fs *fs, cg_fs_node *node, int fd, off_t size)
         pthread_mutex_unlock(&fs->nodes.lock);
     }
     cg_gate_leave(&fs->nodes, node);
+    cg_space_failed(fs, error);
     return error;
 }
 
@@ -153,7 +154,9 @@ int cg_fs_flush(cg_fs *fs, cg_fs_file *file)
         return cg_publish(fs, file->pending);
     /* A store on NFS reports at close what writing came to. */
     const int fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0);
-    return fd >= 0 && close(fd) != 0 && errno != EINTR ? errno : 0;
+    const int error = fd >= 0 && close(fd) != 0 && errno != EINTR ? errno : 0;
+    cg_space_failed(fs, error);
+    return error;
 }
 
 int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
@@ -163,6 +166,7 @@ int cg_fs_fsync(cg_fs *fs, cg_fs_file *file, bool data_only)
     /* Before it is checked: the data of a file that is not valid yet reaches the disk, too,
      * although the caller gets an error. */
     const int error = cg_fs_sync(fs, file->node, file->fd, data_only);
+    cg_space_failed(fs, error);
     if (error != 0)
         return error;
     return file->pending != NULL && file->writable ? cg_publish(fs, file->pending) : 0;

@@ -4,6 +4,7 @@
 #include "fusefs/pending.h"
 #include "fusefs/persona.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -149,6 +150,7 @@ static int make(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int d
                                      : mknodat(dir_fd, name, mode, rdev);
     int error = made == 0 ? 0 : errno;
     cg_persona_leave();
+    cg_space_failed(fs, error);
     if (error == 0 && (error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out)) != 0)
         unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
     else if (error == 0 && entry_out->attr.st_nlink == 1 && entry_out->attr.st_size == 0)

@@ -9,6 +9,7 @@
 #include "fusefs/persona.h"
 #include "fusefs/published.h"
 #include "fusefs/reach.h"
+#include "fusefs/space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -209,6 +210,7 @@ static int create_named(cg_fs *fs, const creation *c, int *fd_out)
                c->mode & 07777);
     const int error = *fd_out < 0 ? errno : 0;
     cg_persona_leave();
+    cg_space_failed(fs, error);
     if (error == 0)
         cg_nodes_drop_missing(&fs->nodes, c->parent, c->name);
     return error;

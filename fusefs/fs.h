@@ -48,7 +48,7 @@ typedef struct cg_space {
     _Atomic bool is_known;         /* one has ended well: surveyed_bytes says something */
     _Atomic bool is_full;          /* there was no room to be made */
     _Atomic bool is_kept;          /* the same above the high mark, and below the quota, too */
-    _Atomic bool lacks_room;       /* a writer found none since the last survey began */
+    _Atomic bool lacks_room;       /* something found none since the last survey began */
     bool is_unfinished;            /* what was to go was in use, or seemed to be */
     bool has_forbidden;            /* of the last survey, which the log has told */
     bool is_waiting;               /* for another daemon, which has the lease */

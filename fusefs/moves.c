@@ -296,6 +296,7 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
             cg_nodes_rename_end(&fs->nodes);
         }
         pthread_rwlock_unlock(&fs->names_lock);
+        cg_space_failed(fs, error);
     }
     /* The names are there already; an error here could not take them back. */
     if (error == 0 && list.n_published > 0) {
@@ -397,6 +398,7 @@ int cg_fs_link(cg_fs *fs, cg_fs_node *node, cg_fs_node *new_parent, const char *
         else
             cg_nodes_drop_missing(&fs->nodes, new_parent, new_name);
         pthread_rwlock_unlock(&fs->names_lock);
+        cg_space_failed(fs, error);
     }
     const bool is_linked = error == 0;
     if (is_linked && is_strict)

@@ -29,8 +29,8 @@ void cg_space_tend(cg_fs *fs);
 bool cg_space_is_due(cg_fs *fs, int64_t now_s);
 /* What the store takes, at most the quota; before a first survey has told, what its disk says. */
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
-/* A writer's error. ENOSPC and EDQUOT make a survey due: who filled the disk may be another, of
- * whom nothing came through this mount. */
+/* The error of what writes, makes or moves something. ENOSPC and EDQUOT make a survey due: who
+ * filled the disk may be another, of whom nothing came through this mount. */
 void cg_space_failed(cg_fs *fs, int error);
 /* The file fd was published by a rename or a link. */
 void cg_space_arrived(cg_fs *fs, int fd);

@@ -84,6 +84,35 @@ extern "C" int __wrap_renameat(int from_fd, const char *from, int to_fd, const c
     return lets<cg_test::RenameHook>(from, to) ? __real_renameat(from_fd, from, to_fd, to) : -1;
 }
 
+// ---- those that make, move or change something ----
+
+#define CG_WRAP_CHANGE(result, name, parameters, ...)                                              \
+    extern "C" result __real_##name parameters;                                                    \
+    extern "C" result __wrap_##name parameters;                                                    \
+    extern "C" result __wrap_##name parameters                                                     \
+    {                                                                                              \
+        return lets<cg_test::ChangeHook>(#name) ? __real_##name(__VA_ARGS__) : -1;                 \
+    }
+
+CG_WRAP_CHANGE(int, mkdirat, (int dir_fd, const char *name, mode_t mode), dir_fd, name, mode)
+CG_WRAP_CHANGE(int, symlinkat, (const char *target, int dir_fd, const char *name), target, dir_fd,
+               name)
+CG_WRAP_CHANGE(int, mknodat, (int dir_fd, const char *name, mode_t mode, dev_t device), dir_fd,
+               name, mode, device)
+CG_WRAP_CHANGE(int, linkat, (int from_fd, const char *from, int to_fd, const char *to, int flags),
+               from_fd, from, to_fd, to, flags)
+CG_WRAP_CHANGE(int, renameat2,
+               (int from_fd, const char *from, int to_fd, const char *to, unsigned flags), from_fd,
+               from, to_fd, to, flags)
+CG_WRAP_CHANGE(int, ftruncate, (int fd, off_t size), fd, size)
+CG_WRAP_CHANGE(int, fallocate, (int fd, int mode, off_t at, off_t n_bytes), fd, mode, at, n_bytes)
+CG_WRAP_CHANGE(ssize_t, copy_file_range,
+               (int from, off_t *from_at, int to, off_t *to_at, size_t n_bytes, unsigned flags),
+               from, from_at, to, to_at, n_bytes, flags)
+CG_WRAP_CHANGE(int, setxattr,
+               (const char *path, const char *name, const void *value, size_t n_bytes, int flags),
+               path, name, value, n_bytes, flags)
+
 extern "C" int __real_fstatat(int dir_fd, const char *name, struct stat *attr, int flags);
 extern "C" int __wrap_fstatat(int dir_fd, const char *name, struct stat *attr, int flags);
 

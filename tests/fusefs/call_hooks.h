@@ -32,6 +32,9 @@ template <typename Function, typename Name> class CallHook
 // Those that return an int are asked before the call. An errno value: the call fails with it. 0: it
 // goes on.
 using OpenHook = CallHook<int(int dir_fd, const char *name), struct Openat>;
+// Of mkdirat, symlinkat, mknodat, linkat, renameat2, ftruncate, fallocate, copy_file_range and
+// setxattr; call: which of them.
+using ChangeHook = CallHook<int(const char *call), struct Change>;
 using RenameHook = CallHook<int(const char *from, const char *to), struct Renameat>;
 using AttributeHook = CallHook<int(const char *name), struct Fgetxattr>;
 using ReadHook = CallHook<int(), struct Pread>;

@@ -1202,6 +1202,71 @@ TEST_F(FullDiskTest, WhoFindsTheDiskFullMakesALookDue)
     EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
 }
 
+TEST_F(SpaceTest, WhateverFindsTheDiskFullMakesALookDue)
+{
+    static const char VALUE[] = "v";
+    open(uint64_t{1} << 40);
+    fs->mkdirs("m/contexts/d/L3");
+    const cg_test::Bytes one(1 << 16);
+    ASSERT_EQ(fs->put("m/from", one), 0);
+    ASSERT_EQ(fs->put("m/part", one), 0);
+    const cg_test::Chunk next =
+        cg_test::make_chunk(nullptr, cg_test::draw_tokens(16, 9), CG_L3, &profile);
+    cg_fs_file *from, *part;
+    ASSERT_EQ(fs->open("m/from", O_RDONLY, &from), 0);
+    ASSERT_EQ(fs->open("m/part", O_WRONLY, &part), 0);
+    const auto finds_no_room = [this](const char *what, auto call) {
+        SCOPED_TRACE(what);
+        cg_space_tend(fs->fs);
+        EXPECT_FALSE(cg_space_is_due(fs->fs, now_s() + 500));
+        EXPECT_EQ(call(), ENOSPC);
+        EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
+    };
+    {
+        const cg_test::OpenHook hook(
+            [](int, const char *name) { return strcmp(name, "new") == 0 ? ENOSPC : 0; });
+        cg_fs_file *file;
+        finds_no_room("create", [&] { return fs->create("m/new", &file); });
+    }
+    {
+        const cg_test::FsyncHook hook([](int) { return ENOSPC; });
+        finds_no_room("fsync", [&] { return cg_fs_fsync(fs->fs, part, false); });
+    }
+    const char *failing = "";
+    const cg_test::ChangeHook hook(
+        [&](const char *call) { return strcmp(call, failing) == 0 ? ENOSPC : 0; });
+    const auto is_told = [&](const char *call, auto operation) {
+        finds_no_room(call, [&] {
+            failing = call;
+            const int error = operation();
+            failing = "";
+            return error;
+        });
+    };
+    cg_fs_entry entry;
+    size_t n;
+    is_told("mkdirat", [&] { return fs->mkdir("m/new"); });
+    is_told("symlinkat", [&] { return fs->symlink("m", "m/new"); });
+    is_told("mknodat", [&] {
+        return cg_fs_mknod(fs->fs, &fs->caller, fs->find("m"), "new", S_IFREG | 0600, 0, &entry);
+    });
+    is_told("linkat", [&] { return fs->link("m/part", "m/new"); });
+    is_told("renameat2", [&] { return fs->rename("m/part", "m/new"); });
+    is_told("ftruncate", [&] { return fs->truncate("m/part", 1); });
+    is_told("ftruncate", [&] { return cg_fs_ftruncate(fs->fs, part, 1); });
+    is_told("fallocate", [&] { return cg_fs_fallocate(fs->fs, part, 0, 0, 1); });
+    is_told("copy_file_range", [&] { return cg_fs_copy_range(fs->fs, from, 0, part, 0, 1, &n); });
+    is_told("setxattr", [&] {
+        return cg_fs_setxattr(fs->fs, fs->find("m/part"), "user.v", VALUE, sizeof VALUE, 0);
+    });
+    is_told("mkdirat", [&] { // of an object's folder: the chunk is published, and not adopted
+        EXPECT_EQ(fs->put("m/contexts/d/L3/00000.kv", next.bytes), 0);
+        return metric("adopt_errors_total") == 1 ? ENOSPC : 0;
+    });
+    fs->close(from);
+    fs->close(part);
+}
+
 TEST_F(FullDiskTest, ADiskThatContextsFillIsToldOf)
 {
     make_context("c", chain, 0);
