@@ -36,6 +36,7 @@ cg_status cg_marks_add_all(cg_marks *marks, uint32_t model, int error)
 {
     marks->has_unknown = true;
     marks->has_forbidden |= cg_marks_is_forbidden(error);
+    marks->has_leased |= !cg_marks_is_forbidden(error);
     return cg_marks_add(marks, model, &(cg_key){{0}}, ALL_CHUNKS);
 }
 

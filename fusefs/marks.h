@@ -27,6 +27,7 @@ typedef struct cg_marks {
     size_t n_items, max_items;
     bool has_unknown;   /* of some model all is marked */
     bool has_forbidden; /* so it is since we may not read a context, now or later */
+    bool has_leased;    /* so it is since somebody has a lease on a file, which ends */
 } cg_marks;
 
 /* CG_ERR_NO_MEMORY. */

@@ -141,10 +141,9 @@ static void tell_of_steps(const room *r, size_t n_steps)
     fs->space.surveyed_bytes -=
         freed_bytes < fs->space.surveyed_bytes ? freed_bytes : fs->space.surveyed_bytes;
     /* Two who look through a store at once can make all that they read look used to each other. The
-     * next survey may also know what this one could not read. */
+     * next survey may also know what this one could not read, but not what we may not read. */
     fs->space.is_unfinished |=
-        freed_bytes < r->policy.wanted_bytes &&
-        (r->n_stale > 0 || (r->survey->has_unknown && !r->survey->has_forbidden));
+        freed_bytes < r->policy.wanted_bytes && (r->n_stale > 0 || r->survey->has_leased);
     if (r->n_failed > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", r->n_failed,
                   n_steps, strerror(r->error));

@@ -54,6 +54,7 @@ typedef struct cg_survey {
      * count as named. */
     bool has_unknown;
     bool has_forbidden; /* the latter, which no later survey will change */
+    bool has_leased;    /* the former */
     char *forbidden;    /* the path of the first such; NULL: none, or no memory for it */
 } cg_survey;
 

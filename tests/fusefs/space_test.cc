@@ -944,6 +944,31 @@ TEST_F(SpaceTest, AContextJsonWithALeaseKeepsItsModel)
     EXPECT_LE(used(), (1u << 20) / 100 * 90);
 }
 
+// A context that may not be read keeps its own model, and the lease the other.
+TEST_F(SpaceTest, ALeaseIsWaitedForBesideAContextThatMayNotBeRead)
+{
+    publish(1, 3, 20);
+    dir.write("m/contexts/c/context.json", std::string("{}"));
+    dir.write("other/contexts/secret/context.json", std::string("{}"));
+    open(1 << 20);
+    bool is_leased = true;
+    const cg_test::OpenHook hook([&](int, const char *name) {
+        return strcmp(name, "secret") == 0                      ? EACCES
+               : is_leased && strcmp(name, "context.json") == 0 ? EAGAIN
+                                                                : 0;
+    });
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(metric("evicted_bytes_total"), 0u);
+    fs->mkdirs("m/contexts/d/L3");
+    cg_fs_file *file;
+    ASSERT_EQ(fs->create("m/contexts/d/L3/00000.kv", &file), 0) << "something may go";
+    fs->close(file);
+    EXPECT_TRUE(cg_space_is_due(fs->fs, now_s() + 11));
+    is_leased = false;
+    cg_space_tend(fs->fs);
+    EXPECT_LE(used(), (1u << 20) / 100 * 90);
+}
+
 TEST_F(SpaceTest, WhatComesWhileRoomIsMadeIsNoFullStore)
 {
     publish(1, 3, 0);
