@@ -20,7 +20,8 @@ enum {
     REST_SECONDS = 60, /* at least, where nothing more may go */
     REST_FACTOR = 10,  /* and so many times as long as a survey took */
     ASK_SECONDS = 10,
-    GOOD_PART = 4, /* of what goes the disk has at least one in so many */
+    GOOD_PART = 4,         /* of what goes the disk has at least one in so many */
+    FIRST_BYTES = 1 << 20, /* more than a daemon's folder takes on any file system */
 };
 static const char LEASE[] = "evicting";
 
@@ -54,7 +55,8 @@ static uint64_t used_now(const cg_fs *fs)
 
 static bool may_go_on(cg_fs *fs)
 {
-    return !fs->is_stopping && cg_lease_still_holds(&fs->staging, LEASE, &fs->space.lease_seen_s);
+    return !fs->is_stopping && (fs->awaits_room || /* without a folder there is no lease */
+                                cg_lease_still_holds(&fs->staging, LEASE, &fs->space.lease_seen_s));
 }
 
 static bool may_not_go_on(void *fs)
@@ -183,6 +185,13 @@ static uint64_t wanted_of(uint64_t quota_bytes, uint64_t used_bytes)
                : 0;
 }
 
+/* The same of all models. */
+static uint64_t wanted_of_all(const cg_fs *fs, const cg_survey *survey)
+{
+    return wanted_of(fs->space.is_in_vain ? fs->space.quota_bytes : fs->space.limit_bytes,
+                     survey->used_bytes);
+}
+
 /* The first model that takes more than it may, and by how much; or all models. */
 static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *next_quota,
                             uint32_t *model_out)
@@ -201,8 +210,7 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
         }
     }
     *model_out = CG_EVICT_ALL_MODELS;
-    return wanted_of(fs->space.is_in_vain ? fs->space.quota_bytes : fs->space.limit_bytes,
-                     survey->used_bytes);
+    return wanted_of_all(fs, survey);
 }
 
 /* What is free on the disk. False: it does not bound the store. A disk without an end, as of tmpfs,
@@ -271,7 +279,8 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
                    written_bytes = fs->metrics.written_bytes;
     fs->space.lacks_room = false;
     cg_survey_free(survey);
-    cg_staging_make_again(&fs->staging); /* a beat: the store's clock as it is now */
+    if (fs->staging.dir_fd >= 0)
+        cg_staging_make_again(&fs->staging); /* a beat: the store's clock as it is now */
     const cg_status status = cg_survey_make(fs->root_fd, cg_fs_is_stopping, fs, survey);
     fs->space.survey_ms = (int64_t)((cg_now_ns() - start_ns) / 1000000u);
     if (status == CG_OK) {
@@ -463,6 +472,48 @@ static bool is_survey_due(const cg_fs *fs, int64_t now_s)
             has_rested(fs, passed_s, ASK_SECONDS));
 }
 
+static const char *limit_name(const cg_fs *fs)
+{
+    return fs->space.limit_bytes < fs->space.quota_bytes ? "what its disk has for it" : "its quota";
+}
+
+static void note_full(cg_fs *fs, bool is_full)
+{
+    if (is_full && !fs->space.is_full)
+        cg_fs_log(fs, CG_LOG_WARNING, "the store takes all of %s, and nothing is left that may go",
+                  limit_name(fs));
+    fs->space.is_full = is_full;
+}
+
+bool cg_space_make_first_room(cg_fs *fs, int64_t now_s)
+{
+    cg_survey survey = {0};
+    uint64_t freed_bytes = 0;
+    if (fs->space.quota_bytes == 0 || !has_rested(fs, now_s - fs->space.waits_since_s, ASK_SECONDS))
+        return false;
+    fs->space.waits_since_s = now_s;
+    const uint64_t wanted = survey_again(fs, &survey) ? wanted_of_all(fs, &survey) : 0;
+    room r = {.fs = fs,
+              .survey = &survey,
+              .policy = {.now_s = cg_staging_now_s(&fs->staging),
+                         .wanted_bytes = wanted < FIRST_BYTES ? wanted : FIRST_BYTES,
+                         .model = CG_EVICT_ALL_MODELS},
+              .stays = wanted > 0 ? calloc(survey.n_files + 1, sizeof *r.stays) : NULL};
+    if (r.stays != NULL) {
+        /* Not more: the rest goes when there is room for the cuts, which cost less. */
+        while (r.freed_bytes < r.policy.wanted_bytes && free_whole(&r))
+            ;
+        freed_bytes = r.freed_bytes;
+        tell_of_steps(&r, r.next_whole);
+        note_gone(fs, freed_bytes);
+        note_full(fs, freed_bytes == 0 && r.n_stale == 0 && !survey.has_leased);
+    }
+    free(r.whole);
+    free(r.stays);
+    cg_survey_free(&survey);
+    return freed_bytes > 0;
+}
+
 void cg_space_tend(cg_fs *fs)
 {
     cg_survey survey = {0};
@@ -486,24 +537,18 @@ void cg_space_tend(cg_fs *fs)
         tend_survey(fs, &survey);
     }
     const bool holds = is_ours && cg_lease_holds(&fs->staging, LEASE); /* or lost in the middle */
-    const char *limit =
-        fs->space.limit_bytes < fs->space.quota_bytes ? "what its disk has for it" : "its quota";
     if (is_surveyed && fs->space.survey_status == CG_OK) { /* nor has a later one failed */
         /* Without what was published since the survey: some of it may go, and the next survey,
          * which is due at once, tells. Only who makes room knows that there is none to be made. */
-        const bool is_full = fs->space.limit_bytes > 0 &&
-                             fs->space.surveyed_bytes >= fs->space.limit_bytes &&
-                             ((holds && !fs->space.is_unfinished) || fs->space.is_full);
-        if (is_full && !fs->space.is_full)
-            cg_fs_log(fs, CG_LOG_WARNING,
-                      "the store takes all of %s, and nothing is left that may go", limit);
-        fs->space.is_full = is_full;
+        note_full(fs, fs->space.limit_bytes > 0 &&
+                          fs->space.surveyed_bytes >= fs->space.limit_bytes &&
+                          ((holds && !fs->space.is_unfinished) || fs->space.is_full));
         const bool is_kept =
             is_no_use_at_once(fs) && ((holds && !fs->space.is_unfinished) || fs->space.is_kept);
-        if (is_kept && !is_full && !fs->space.is_kept)
+        if (is_kept && !fs->space.is_full && !fs->space.is_kept)
             cg_fs_log(fs, CG_LOG_WARNING,
                       "more than %d %% of %s is taken, and nothing is left that may go",
-                      HIGH_PERCENT, limit);
+                      HIGH_PERCENT, limit_name(fs));
         fs->space.is_kept = is_kept;
     }
     cg_survey_free(&survey);

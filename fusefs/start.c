@@ -115,6 +115,7 @@ static void close_all(cg_fs *fs)
 static int open_staging(cg_fs *fs)
 {
     uint64_t n_removed;
+    cg_staging_close(&fs->staging); /* of a try that found no room */
     const int error = cg_staging_open(&fs->staging, fs->root_fd, fs->dead_after_s, &n_removed);
     if (error == EROFS || error == EACCES || error == EPERM) {
         cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
@@ -128,12 +129,12 @@ static int open_staging(cg_fs *fs)
                   (unsigned long long)n_removed);
     if (cg_staging_has_no_room(error)) {
         if (!fs->awaits_room)
-            cg_fs_log(fs, CG_LOG_WARNING,
-                      "the store is full (%s): read-only until there is room; remove something "
-                      "past the mount, or what no context names (cachegenfs gc STORE --orphans "
-                      "--remove)",
-                      strerror(error));
-        cg_staging_close(&fs->staging);
+            cg_fs_log(fs, CG_LOG_WARNING, "the store is full (%s): read-only until there is room%s",
+                      strerror(error),
+                      fs->space.quota_bytes > 0
+                          ? ", which is made of what may go"
+                          : "; remove something past the mount, or what no context names "
+                            "(cachegenfs gc STORE --orphans --remove)");
         fs->read_only = fs->awaits_room = true;
         return 0;
     }
@@ -303,12 +304,14 @@ static void *look_through(void *arg)
 }
 
 /* Of a start on a full disk: the mount can be written once there is room, as after an eviction by
- * another daemon. */
+ * another daemon, or by this one if it has a quota. */
 static void await_room(cg_fs *fs)
 {
     bool is_told = false;
     while (fs->awaits_room && !cg_fs_wait(fs, KEEP_SECONDS * CG_SECOND_NS)) {
-        const int error = open_staging(fs);
+        int error = open_staging(fs);
+        if (error == 0 && fs->staging.dir_fd < 0 && cg_space_make_first_room(fs, cg_now_s()))
+            error = open_staging(fs); /* before others take it */
         if (error == 0 && fs->staging.dir_fd < 0)
             continue;
         if (error != 0 && error != EPROTONOSUPPORT) { /* as without a descriptor: it may pass */

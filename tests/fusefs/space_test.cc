@@ -1391,6 +1391,55 @@ TEST_F(FullDiskTest, ADaemonWithoutRoomIsReadOnlyNoLongerThanThat)
     EXPECT_NE(fs->log().find("it can be written"), std::string::npos);
 }
 
+TEST_F(FullDiskTest, ADaemonWithoutRoomMakesSomeByItsQuota)
+{
+    fill("rest");
+    open(uint64_t{1} << 40);
+    ASSERT_EQ(fs->mkdir("m/other"), EROFS);
+    std::thread keeper([this] { cg_fs_keep(fs->fs); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (fs->mkdir("m/other") == EROFS && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_EQ(fs->mkdir("m/other"), EEXIST);
+    cg_fs_stop(fs->fs);
+    keeper.join();
+    EXPECT_EQ(levels_of(chain.back()), 0u) << "from the tail";
+    for (size_t i = 0; i < 3; i++)
+        EXPECT_EQ(levels_of(chain[i]), 2u | 4u | 8u) << "no more than was needed";
+    EXPECT_EQ(fs->put("m/part", cg_test::Bytes(1 << 14)), 0);
+}
+
+TEST_F(FullDiskTest, TheFirstRoomIsOnlyWhatMayGo)
+{
+    static const char TOLD[] = "nothing is left that may go";
+    fill("rest");
+    open(0);
+    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s())) << "without a quota";
+    open(uint64_t{1} << 40);
+    make_context("c", chain, 0);
+    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s()));
+    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 60));
+    const std::string log = fs->log();
+    ASSERT_NE(log.find(TOLD), std::string::npos) << log;
+    EXPECT_EQ(log.find(TOLD), log.rfind(TOLD)) << "once";
+    for (const cg_test::Chunk &chunk : chain)
+        EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
+    // Now it may, but somebody has it all open.
+    std::filesystem::remove_all(dir.path + "/m/contexts");
+    fill("more");
+    std::vector<int> held;
+    for (const cg_test::Chunk &chunk : chain)
+        held.push_back(openat(dir.fd, path_of(chunk, CG_L1).c_str(), O_RDONLY | O_CLOEXEC));
+    EXPECT_TRUE(cg_space_make_first_room(fs->fs, now_s() + 120));
+    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 121)) << "too soon";
+    EXPECT_EQ(left(), 0u);
+    for (int i = 3; i < 9; i++)
+        EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 60 * i)) << "in vain";
+    EXPECT_EQ(levels_of(chain[3]), 2u | 4u | 8u);
+    for (const int fd : held)
+        ::close(fd);
+}
+
 TEST_F(FullDiskTest, AnErrorWhileItWaitsForRoomDoesNotEndTheWait)
 {
     fill("rest");
