@@ -64,6 +64,39 @@ static bool may_not_go_on(void *fs)
     return !may_go_on(fs);
 }
 
+/* What is free on the disk. False: it does not bound the store. A disk without an end, as of tmpfs,
+ * has no blocks. */
+static bool read_free(const cg_fs *fs, uint64_t *bytes_out)
+{
+    struct statvfs disk;
+    if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0 ||
+        disk.f_frsize == 0)
+        return false;
+    /* What a disk says of itself need not fit. */
+    *bytes_out =
+        disk.f_bavail < UINT64_MAX / disk.f_frsize ? disk.f_bavail * disk.f_frsize : UINT64_MAX;
+    return true;
+}
+
+/* How much of what goes shows that the disk gets it. */
+static uint64_t good_part(uint64_t bytes)
+{
+    return bytes / GOOD_PART;
+}
+
+/* Whether the disk has got a good part of what went for its sake. */
+static bool has_gained(const cg_fs *fs, uint64_t free_bytes)
+{
+    return free_bytes >= fs->space.free_before_bytes &&
+           free_bytes - fs->space.free_before_bytes >= good_part(fs->space.gone_bytes);
+}
+
+/* Whether what goes of all models goes for the disk's sake. */
+static bool is_for_disk(const cg_fs *fs)
+{
+    return !fs->space.is_in_vain && fs->space.limit_bytes < fs->space.quota_bytes;
+}
+
 /* Making room by one survey. */
 typedef struct room {
     cg_fs *fs;
@@ -74,20 +107,53 @@ typedef struct room {
     size_t n_whole, next_whole;
     size_t n_failed, n_stale;
     uint64_t freed_bytes;
+    uint64_t gained_bytes; /* of what went for the disk's sake, as far as it was asked */
     int error;
 } room;
+
+/* Whether it is still to be seen that the disk gets what goes. Right before and after a step, since
+ * others may take the room before the next one. False: not, or *free_bytes_out is not known. */
+static bool asks_disk(const room *r, uint64_t *free_bytes_out)
+{
+    return r->policy.model == CG_EVICT_ALL_MODELS && is_for_disk(r->fs) &&
+           r->gained_bytes < good_part(r->policy.wanted_bytes) && read_free(r->fs, free_bytes_out);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What went for the disk's sake. Others may take the room at once, and some disks have it only
+ * after a while: so each step, the end and the next look count. */
+static void note_gone(const room *r)
+{
+    cg_space *space = &r->fs->space;
+    uint64_t free_bytes;
+    if (r->policy.model != CG_EVICT_ALL_MODELS || r->policy.wanted_bytes == 0 ||
+        !is_for_disk(r->fs))
+        return;
+    space->gone_bytes = r->freed_bytes;
+    if (r->gained_bytes >= good_part(least(r->freed_bytes, r->policy.wanted_bytes)) ||
+        (read_free(r->fs, &free_bytes) && has_gained(r->fs, free_bytes)))
+        space->gone_bytes = 0;
+}
 
 /* Counts what it does. 0 or an errno value. */
 static int take_step(room *r, const cg_eviction *step)
 {
     cg_metrics *metrics = &r->fs->metrics;
     const bool is_cut = step->finest_left < CG_N_LEVELS;
+    uint64_t before_bytes = 0, after_bytes;
+    const bool asks = asks_disk(r, &before_bytes);
     int error = ESTALE;
     if (is_cut || !r->stays[step->chunk])
         error = cg_drop(&r->fs->staging, r->fs->root_fd, r->survey, &r->survey->files[step->file],
                         step->finest_left);
     if (error == 0) {
         r->freed_bytes += step->freed_bytes;
+        if (asks && read_free(r->fs, &after_bytes) && after_bytes > before_bytes)
+            r->gained_bytes += least(after_bytes - before_bytes, step->freed_bytes);
         cg_metrics_add(is_cut ? &metrics->cut : &metrics->evicted, 1);
     } else if (step->parent != CG_EVICT_NO_CHUNK &&
                (error == ESTALE || (!is_cut && error != EALREADY))) {
@@ -140,6 +206,7 @@ static void tell_of_steps(const room *r, size_t n_steps)
     const uint64_t freed_bytes = r->freed_bytes;
     cg_metrics_add(&fs->metrics.evicted_bytes, freed_bytes);
     cg_metrics_add(&fs->metrics.evict_errors, r->n_failed);
+    note_gone(r);
     fs->space.surveyed_bytes -=
         freed_bytes < fs->space.surveyed_bytes ? freed_bytes : fs->space.surveyed_bytes;
     /* Two who look through a store at once can make all that they read look used to each other. The
@@ -213,27 +280,6 @@ static uint64_t find_wanted(const cg_fs *fs, const cg_survey *survey, size_t *ne
     return wanted_of_all(fs, survey);
 }
 
-/* What is free on the disk. False: it does not bound the store. A disk without an end, as of tmpfs,
- * has no blocks. */
-static bool read_free(const cg_fs *fs, uint64_t *bytes_out)
-{
-    struct statvfs disk;
-    if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0 ||
-        disk.f_frsize == 0)
-        return false;
-    /* What a disk says of itself need not fit. */
-    *bytes_out =
-        disk.f_bavail < UINT64_MAX / disk.f_frsize ? disk.f_bavail * disk.f_frsize : UINT64_MAX;
-    return true;
-}
-
-/* Whether the disk has got a good part of what went for its sake. */
-static bool has_gained(const cg_fs *fs, uint64_t free_bytes)
-{
-    return free_bytes >= fs->space.free_before_bytes &&
-           free_bytes - fs->space.free_before_bytes >= fs->space.gone_bytes / GOOD_PART;
-}
-
 /* The quota, or what the disk can hold of the store beside all else if that is less: else a quota
  * beyond the disk would never make room. Also whether that still does anything: where a snapshot
  * has what goes, or somebody has it open, each look would take more until nothing is left. */
@@ -257,18 +303,6 @@ static void find_limit(cg_fs *fs, uint64_t used_bytes)
         return;
     space->gone_bytes = 0;
     space->free_before_bytes = free_bytes;
-}
-
-/* What went for the disk's sake. Others may take the room until the next look, and some disks have
- * it only after a while: so both now and then it counts. */
-static void note_gone(cg_fs *fs, uint64_t freed_bytes)
-{
-    uint64_t free_bytes;
-    if (fs->space.is_in_vain || fs->space.limit_bytes >= fs->space.quota_bytes)
-        return;
-    fs->space.gone_bytes = freed_bytes;
-    if (read_free(fs, &free_bytes) && has_gained(fs, free_bytes))
-        fs->space.gone_bytes = 0;
 }
 
 static bool survey_again(cg_fs *fs, cg_survey *survey)
@@ -389,10 +423,7 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
             wanted = find_wanted(fs, survey, &next_quota, &model);
         }
         put_first(survey, &gone);
-        const uint64_t before = fs->metrics.evicted_bytes;
         const bool has_changed = make_room(fs, survey, model, wanted);
-        if (wanted > 0 && model == CG_EVICT_ALL_MODELS)
-            note_gone(fs, fs->metrics.evicted_bytes - before);
         if (model == CG_EVICT_ALL_MODELS)
             break;
         is_there = !has_changed || survey_again(fs, survey);
@@ -505,7 +536,6 @@ bool cg_space_make_first_room(cg_fs *fs, int64_t now_s)
             ;
         freed_bytes = r.freed_bytes;
         tell_of_steps(&r, r.next_whole);
-        note_gone(fs, freed_bytes);
         note_full(fs, freed_bytes == 0 && r.n_stale == 0 && !survey.has_leased);
     }
     free(r.whole);

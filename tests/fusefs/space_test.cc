@@ -19,6 +19,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
 
 #include <atomic>
@@ -1183,6 +1184,37 @@ TEST_F(FullDiskTest, WhatGivesTheDiskNoRoomStays)
     cg_space_tend(fs->fs);
     EXPECT_LT(n_left(), n);
     EXPECT_GT(left(), 0u);
+}
+
+TEST_F(FullDiskTest, WhatOthersTakeAtOnceWasNotInVain)
+{
+    if (mount(nullptr, dir.path.c_str(), nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, "size=32m") !=
+        0)
+        GTEST_SKIP() << "cannot change a tmpfs's limit";
+    publish(2, 30, 20);
+    open(uint64_t{1} << 40);
+    fill("rest");
+    // They have all that came before the step that is under way, and what somebody has seen.
+    fsblkcnt_t n_taken = 0;
+    const auto n_free = [this] {
+        struct statfs disk = {};
+        EXPECT_EQ(fstatfs(dir.fd, &disk), 0);
+        return static_cast<fsblkcnt_t>(disk.f_bavail);
+    };
+    const cg_test::StatHook step([&](const char *) { n_taken = n_free(); });
+    const cg_test::StatvfsHook hook([&](struct statvfs *disk) {
+        const fsblkcnt_t n = n_free();
+        disk->f_bfree = disk->f_bavail = n > n_taken ? n - n_taken : 0;
+        n_taken = n;
+    });
+    uint64_t evicted = 0;
+    for (int i = 0; i < 3; i++) {
+        cg_space_tend(fs->fs);
+        const uint64_t now = metric("evicted_bytes_total");
+        EXPECT_GT(now, evicted) << i;
+        evicted = now;
+    }
+    EXPECT_EQ(fs->log().find("gave its disk no room"), std::string::npos) << fs->log();
 }
 
 // Its own quota is met all the same.
