@@ -4,6 +4,7 @@
 #include "fusefs/fs.h"
 #include "fusefs/persona.h"
 #include "fusefs/space.h"
+#include "iouring/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -66,9 +67,70 @@ static void link_pending(cg_fs *fs, cg_fs_pending *pending, cg_fs_node *node, cg
     node->has_lost = 0;
     pending->parent = parent;
     parent->n_pins++;
+    pending->used_s = cg_now_s();
     pending->next = fs->pendings;
     fs->pendings = pending;
     pthread_mutex_unlock(&fs->nodes.lock);
+}
+
+/* Ends the waiting; the nodes' lock is held. */
+static void leave_list(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state)
+{
+    cg_fs_pending **link = &fs->pendings;
+    while (*link != NULL && *link != pending)
+        link = &(*link)->next;
+    /* It was published or cancelled before: its last user only frees it. */
+    if (*link == NULL)
+        return;
+    *link = pending->next;
+    if (pending->node->pending == pending)
+        pending->node->pending = NULL;
+    pending->state = state;
+    cg_metrics_sub(&fs->metrics.files_pending, 1);
+}
+
+static void discard(cg_fs *fs, cg_fs_pending *pending)
+{
+    struct stat attr;
+    if (fstat(pending->fd, &attr) == 0 && attr.st_size > 0)
+        cg_metrics_add(&fs->metrics.discarded, 1);
+    unlinkat(fs->staging.dir_fd, pending->temporary, 0);
+}
+
+/* Of one that nobody uses, and nobody finds any more. */
+static void destroy(cg_fs *fs, cg_fs_pending *pending)
+{
+    if (pending->state == CG_PENDING_LEFT)
+        discard(fs, pending);
+    close(pending->fd);
+    cg_users_give_back(&fs->pending_users, pending->uid);
+    cg_nodes_unpin(&fs->nodes, pending->node);
+    cg_nodes_unpin(&fs->nodes, pending->parent);
+    free(pending->name);
+    free(pending);
+}
+
+/* Of the user's files that mknod made. Nobody may ever come back to one: its maker has ended, or is
+ * a client of NFS that has. The kernel forgets its node when it wants memory, and until then the
+ * user could make no others. */
+static bool drop_idle(cg_fs *fs, uid_t uid)
+{
+    const int64_t now_s = cg_now_s();
+    cg_fs_pending *idle = NULL;
+    pthread_mutex_lock(&fs->nodes.lock);
+    for (cg_fs_pending *p = fs->pendings; p != NULL; p = p->next)
+        if (p->uid == uid && p->stays && p->n_users == 1 &&
+            now_s - p->used_s >= CG_PENDING_IDLE_S && (idle == NULL || p->used_s <= idle->used_s))
+            idle = p;
+    if (idle != NULL) {
+        idle->stays = false;
+        idle->n_users = 0;
+        leave_list(fs, idle, CG_PENDING_LEFT);
+    }
+    pthread_mutex_unlock(&fs->nodes.lock);
+    if (idle != NULL)
+        destroy(fs, idle);
+    return idle != NULL;
 }
 
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
@@ -78,8 +140,9 @@ int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, in
     int error = check_place(fs, dir_fd);
     if (error != 0)
         return error;
-    if (!cg_users_take(&fs->pending_users, caller->uid))
-        return EDQUOT;
+    while (!cg_users_take(&fs->pending_users, caller->uid))
+        if (!drop_idle(fs, caller->uid))
+            return EDQUOT;
     cg_fs_pending *pending = calloc(1, sizeof *pending);
     if (pending == NULL || (pending->name = strdup(name)) == NULL) {
         cg_users_give_back(&fs->pending_users, caller->uid);
@@ -175,43 +238,6 @@ cg_fs_pending *cg_pending_of(cg_fs *fs, cg_fs_node *node)
     return pending;
 }
 
-/* Ends the waiting; the nodes' lock is held. */
-static void leave_list(cg_fs *fs, cg_fs_pending *pending, cg_pending_state state)
-{
-    cg_fs_pending **link = &fs->pendings;
-    while (*link != NULL && *link != pending)
-        link = &(*link)->next;
-    /* It was published or cancelled before: its last user only frees it. */
-    if (*link == NULL)
-        return;
-    *link = pending->next;
-    if (pending->node->pending == pending)
-        pending->node->pending = NULL;
-    pending->state = state;
-    cg_metrics_sub(&fs->metrics.files_pending, 1);
-}
-
-static void discard(cg_fs *fs, cg_fs_pending *pending)
-{
-    struct stat attr;
-    if (fstat(pending->fd, &attr) == 0 && attr.st_size > 0)
-        cg_metrics_add(&fs->metrics.discarded, 1);
-    unlinkat(fs->staging.dir_fd, pending->temporary, 0);
-}
-
-/* Of one that nobody uses, and nobody finds any more. */
-static void destroy(cg_fs *fs, cg_fs_pending *pending)
-{
-    if (pending->state == CG_PENDING_LEFT)
-        discard(fs, pending);
-    close(pending->fd);
-    cg_users_give_back(&fs->pending_users, pending->uid);
-    cg_nodes_unpin(&fs->nodes, pending->node);
-    cg_nodes_unpin(&fs->nodes, pending->parent);
-    free(pending->name);
-    free(pending);
-}
-
 /* Leaves the rest to cg_fs_discard(). False: that does not run. */
 static bool leave(cg_fs *fs, cg_fs_pending *pending)
 {
@@ -228,7 +254,9 @@ static bool leave(cg_fs *fs, cg_fs_pending *pending)
 
 void cg_pending_put(cg_fs *fs, cg_fs_pending *pending)
 {
+    const int64_t now_s = cg_now_s();
     pthread_mutex_lock(&fs->nodes.lock);
+    pending->used_s = now_s;
     const bool is_last = --pending->n_users == 0;
     if (is_last)
         leave_list(fs, pending, CG_PENDING_LEFT);

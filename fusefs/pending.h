@@ -25,6 +25,8 @@ typedef enum cg_pending_state {
     CG_PENDING_LEFT = 3, /* its last user is gone, and it is to be discarded */
 } cg_pending_state;
 
+enum { CG_PENDING_IDLE_S = 60 };
+
 struct cg_fs_pending {
     cg_fs_node *node, *parent; /* pinned */
     char *name;
@@ -35,11 +37,14 @@ struct cg_fs_pending {
     cg_pending_state state;
     bool stays; /* made by mknod: one user more, until the kernel forgets it (NFS has no close) */
     uint32_t n_users;
+    int64_t used_s;      /* CLOCK_MONOTONIC: when it was last made or used; under the nodes' lock */
     cg_fs_pending *next; /* of those that wait, or of those that are left for cg_fs_discard() */
 };
 
 /* Makes a new file that will be `name` in parent (dir_fd), with one look-up of its node and one
- * user. 0 or an errno value; EDQUOT: the caller has too many waiting files. */
+ * user. 0 or an errno value; EDQUOT: the caller has too many waiting files. Of those the one goes
+ * that was not used for longest, if that is CG_PENDING_IDLE_S, mknod made it, and nobody has it
+ * open. */
 int cg_pending_new(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int dir_fd,
                    const char *name, mode_t mode, bool stays, cg_fs_entry *entry_out,
                    cg_fs_pending **pending_out);

@@ -1,5 +1,6 @@
 // What the core promises about files: checked at close, published atomically, immutable. No mount.
 #include "codec/cursor.h"
+#include "fusefs/pending.h"
 #include "fusefs/staging.h"
 #include "tests/fusefs/call_hooks.h"
 #include "tests/fusefs/fs_fixture.h"
@@ -896,6 +897,46 @@ TEST_F(FsTest, UserHasSoManyFilesUnderWayAndNoMore)
     if (geteuid() == 0)
         fs.caller.uid = 54321;
     EXPECT_EQ(fs.put(CHUNK, chunk.bytes), geteuid() == 0 ? 0 : EDQUOT) << "others have their own";
+}
+
+// As of a program that ended, or a client of NFS that went away: the kernel keeps what it made.
+TEST_F(FsTest, WhatMknodLeftKeepsNobodyOutForEver)
+{
+    cg_fs_node *folder = fs.find(L1);
+    std::vector<cg_fs_node *> nodes;
+    cg_fs_entry entry;
+    const auto make = [&] {
+        const std::string name = std::to_string(10000 + nodes.size()) + ".kv";
+        const int error =
+            cg_fs_mknod(fs.fs, &fs.caller, folder, name.c_str(), S_IFREG | 0644, 0, &entry);
+        if (error == 0)
+            nodes.push_back(entry.node);
+        return error;
+    };
+    while (nodes.size() < 5000 && make() == 0) {
+    }
+    const size_t n = nodes.size();
+    ASSERT_EQ(make(), EDQUOT);
+    cg_fs_file *file;
+    ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, nodes[3], O_WRONLY, &file), 0);
+    for (const size_t i : {3, 5, 7})
+        nodes[i]->pending->used_s -= CG_PENDING_IDLE_S + static_cast<int64_t>(i);
+    EXPECT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    struct stat attr;
+    EXPECT_NE(cg_fs_getattr(fs.fs, nodes[7], &attr), 0) << "it was not used for longest";
+    EXPECT_EQ(cg_fs_getattr(fs.fs, nodes[5], &attr), 0) << "which is a use";
+    EXPECT_EQ(cg_fs_getattr(fs.fs, nodes[3], &attr), 0);
+    EXPECT_EQ(make(), 0) << "the chunk is published, and counts no more";
+    EXPECT_EQ(make(), EDQUOT);
+    nodes[5]->pending->used_s -= CG_PENDING_IDLE_S;
+    EXPECT_EQ(make(), 0);
+    EXPECT_EQ(make(), EDQUOT) << "the other is open";
+    EXPECT_EQ(fs.write(file, chunk.bytes), 0);
+    EXPECT_EQ(fs.close(file), 0);
+    EXPECT_EQ(fs.metric("files_pending"), n - 1);
+    for (cg_fs_node *node : nodes)
+        cg_fs_forget(fs.fs, node, 1);
+    EXPECT_EQ(fs.metric("files_pending"), 0u);
 }
 
 TEST_F(FsTest, RefusalsOfOneUserFillNoLog)
