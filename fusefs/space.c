@@ -64,17 +64,23 @@ static bool may_not_go_on(void *fs)
     return !may_go_on(fs);
 }
 
-/* What is free on the disk. False: it does not bound the store. A disk without an end, as of tmpfs,
- * has no blocks. */
-static bool read_free(const cg_fs *fs, uint64_t *bytes_out)
+static uint64_t bytes_of(fsblkcnt_t n_blocks, const struct statvfs *disk)
+{
+    /* What a disk says of itself need not fit. */
+    return n_blocks < UINT64_MAX / disk->f_frsize ? n_blocks * disk->f_frsize : UINT64_MAX;
+}
+
+/* What is free on the disk for all, and what is with that which it keeps for root: where root has
+ * filled that, too, it is what gets room first. False: the disk does not bound the store. One
+ * without an end, as of tmpfs, has no blocks. */
+static bool read_free(const cg_fs *fs, uint64_t *for_all_out, uint64_t *bytes_out)
 {
     struct statvfs disk;
     if (fs->space.quota_bytes == 0 || fstatvfs(fs->root_fd, &disk) != 0 || disk.f_blocks == 0 ||
         disk.f_frsize == 0)
         return false;
-    /* What a disk says of itself need not fit. */
-    *bytes_out =
-        disk.f_bavail < UINT64_MAX / disk.f_frsize ? disk.f_bavail * disk.f_frsize : UINT64_MAX;
+    *for_all_out = bytes_of(disk.f_bavail, &disk);
+    *bytes_out = bytes_of(disk.f_bfree, &disk);
     return true;
 }
 
@@ -115,8 +121,10 @@ typedef struct room {
  * others may take the room before the next one. False: not, or *free_bytes_out is not known. */
 static bool asks_disk(const room *r, uint64_t *free_bytes_out)
 {
+    uint64_t for_all;
     return r->policy.model == CG_EVICT_ALL_MODELS && is_for_disk(r->fs) &&
-           r->gained_bytes < good_part(r->policy.wanted_bytes) && read_free(r->fs, free_bytes_out);
+           r->gained_bytes < good_part(r->policy.wanted_bytes) &&
+           read_free(r->fs, &for_all, free_bytes_out);
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -129,13 +137,13 @@ static uint64_t least(uint64_t a, uint64_t b)
 static void note_gone(const room *r)
 {
     cg_space *space = &r->fs->space;
-    uint64_t free_bytes;
+    uint64_t for_all, free_bytes;
     if (r->policy.model != CG_EVICT_ALL_MODELS || r->policy.wanted_bytes == 0 ||
         !is_for_disk(r->fs))
         return;
     space->gone_bytes = r->freed_bytes;
     if (r->gained_bytes >= good_part(least(r->freed_bytes, r->policy.wanted_bytes)) ||
-        (read_free(r->fs, &free_bytes) && has_gained(r->fs, free_bytes)))
+        (read_free(r->fs, &for_all, &free_bytes) && has_gained(r->fs, free_bytes)))
         space->gone_bytes = 0;
 }
 
@@ -144,7 +152,7 @@ static int take_step(room *r, const cg_eviction *step)
 {
     cg_metrics *metrics = &r->fs->metrics;
     const bool is_cut = step->finest_left < CG_N_LEVELS;
-    uint64_t before_bytes = 0, after_bytes;
+    uint64_t before_bytes = 0, after_bytes, for_all;
     const bool asks = asks_disk(r, &before_bytes);
     int error = ESTALE;
     if (is_cut || !r->stays[step->chunk])
@@ -152,7 +160,7 @@ static int take_step(room *r, const cg_eviction *step)
                         step->finest_left);
     if (error == 0) {
         r->freed_bytes += step->freed_bytes;
-        if (asks && read_free(r->fs, &after_bytes) && after_bytes > before_bytes)
+        if (asks && read_free(r->fs, &for_all, &after_bytes) && after_bytes > before_bytes)
             r->gained_bytes += least(after_bytes - before_bytes, step->freed_bytes);
         cg_metrics_add(is_cut ? &metrics->cut : &metrics->evicted, 1);
     } else if (step->parent != CG_EVICT_NO_CHUNK &&
@@ -288,9 +296,9 @@ static void find_limit(cg_fs *fs, uint64_t used_bytes)
     cg_space *space = &fs->space;
     const uint64_t quota_bytes = space->quota_bytes,
                    left_bytes = used_bytes < quota_bytes ? quota_bytes - used_bytes : 0;
-    uint64_t free_bytes = UINT64_MAX;
-    const bool is_bound = read_free(fs, &free_bytes) && free_bytes < left_bytes;
-    const uint64_t limit_bytes = is_bound ? used_bytes + free_bytes : quota_bytes;
+    uint64_t for_all = UINT64_MAX, free_bytes = UINT64_MAX;
+    const bool is_bound = read_free(fs, &for_all, &free_bytes) && for_all < left_bytes;
+    const uint64_t limit_bytes = is_bound ? used_bytes + for_all : quota_bytes;
     space->limit_bytes = limit_bytes;
     const bool was_in_vain = space->is_in_vain;
     space->is_in_vain = is_bound && space->gone_bytes > 0 && !has_gained(fs, free_bytes) &&

@@ -1217,11 +1217,28 @@ TEST_F(FullDiskTest, WhatOthersTakeAtOnceWasNotInVain)
     EXPECT_EQ(fs->log().find("gave its disk no room"), std::string::npos) << fs->log();
 }
 
+// As on ext4, where root has filled what is kept for it.
+TEST_F(FullDiskTest, RoomThatTheDiskKeepsForRootWasNotInVain)
+{
+    const fsblkcnt_t n_kept = (1 << 20) / 4096;
+    const cg_test::StatvfsHook hook([&](struct statvfs *disk) {
+        disk->f_bavail = disk->f_bfree > n_kept ? disk->f_bfree - n_kept : 0;
+    });
+    open(uint64_t{1} << 40);
+    fill("rest");
+    for (int i = 0; i < 8; i++)
+        cg_space_tend(fs->fs);
+    EXPECT_GT(left(), 0u);
+    EXPECT_NE(levels_of(chain[0]), 0u) << "no more than was wanted";
+    EXPECT_EQ(fs->log().find("gave its disk no room"), std::string::npos) << fs->log();
+}
+
 // Its own quota is met all the same.
 TEST_F(FullDiskTest, WhatGivesTheDiskNoRoomStillGoesForTheQuota)
 {
     // The disk says that it is full, whatever goes.
-    const cg_test::StatvfsHook hook([](struct statvfs *disk) { disk->f_bavail = 0; });
+    const cg_test::StatvfsHook hook(
+        [](struct statvfs *disk) { disk->f_bfree = disk->f_bavail = 0; });
     const uint64_t quota = used() + 100'000;
     open(quota);
     for (int i = 0; i < 4; i++)
