@@ -21,7 +21,7 @@ enum {
     REST_FACTOR = 10,  /* and so many times as long as a survey took */
     ASK_SECONDS = 10,
     GOOD_PART = 4,         /* of what goes the disk has at least one in so many */
-    FIRST_BYTES = 1 << 20, /* more than a daemon's folder takes on any file system */
+    FIRST_BYTES = 1 << 20, /* more than a daemon's folder takes */
 };
 static const char LEASE[] = "evicting";
 
@@ -524,32 +524,34 @@ static void note_full(cg_fs *fs, bool is_full)
     fs->space.is_full = is_full;
 }
 
-bool cg_space_make_first_room(cg_fs *fs, int64_t now_s)
+void cg_space_make_first_room(cg_fs *fs, int64_t now_s, bool (*is_enough)(void *user), void *user)
 {
     cg_survey survey = {0};
-    uint64_t freed_bytes = 0;
     if (fs->space.quota_bytes == 0 || !has_rested(fs, now_s - fs->space.waits_since_s, ASK_SECONDS))
-        return false;
+        return;
     fs->space.waits_since_s = now_s;
     const uint64_t wanted = survey_again(fs, &survey) ? wanted_of_all(fs, &survey) : 0;
     room r = {.fs = fs,
               .survey = &survey,
               .policy = {.now_s = cg_staging_now_s(&fs->staging),
-                         .wanted_bytes = wanted < FIRST_BYTES ? wanted : FIRST_BYTES,
+                         .wanted_bytes = wanted,
                          .model = CG_EVICT_ALL_MODELS},
               .stays = wanted > 0 ? calloc(survey.n_files + 1, sizeof *r.stays) : NULL};
     if (r.stays != NULL) {
-        /* Not more: the rest goes when there is room for the cuts, which cost less. */
-        while (r.freed_bytes < r.policy.wanted_bytes && free_whole(&r))
-            ;
-        freed_bytes = r.freed_bytes;
+        uint64_t asked_bytes = 0;
+        bool is_over = false;
+        /* No more than is needed: the rest goes when there is room for cuts, which cost less. */
+        while (!is_over && r.freed_bytes < wanted && free_whole(&r)) {
+            const bool asks = r.freed_bytes - asked_bytes >= FIRST_BYTES || r.freed_bytes >= wanted;
+            asked_bytes = asks ? r.freed_bytes : asked_bytes;
+            is_over = asks && is_enough(user);
+        }
         tell_of_steps(&r, r.next_whole);
-        note_full(fs, freed_bytes == 0 && r.n_stale == 0 && !survey.has_leased);
+        note_full(fs, r.freed_bytes == 0 && r.n_stale == 0 && !survey.has_leased);
     }
     free(r.whole);
     free(r.stays);
     cg_survey_free(&survey);
-    return freed_bytes > 0;
 }
 
 void cg_space_tend(cg_fs *fs)

@@ -28,10 +28,10 @@ void cg_space_tend(cg_fs *fs);
 /* Whether it is time for cg_space_tend(). now_s: CLOCK_MONOTONIC. */
 bool cg_space_is_due(cg_fs *fs, int64_t now_s);
 /* Makes the first room on a full disk, where there is none for our folder. So it takes no lease,
- * and whole files only, as few as may do: another daemon may be making room, too. False: nothing
- * went, as without a quota. now_s: CLOCK_MONOTONIC; too soon after the last time nothing is done.
- */
-bool cg_space_make_first_room(cg_fs *fs, int64_t now_s);
+ * and whole files only, as few as may do: another daemon may be making room, too. is_enough is
+ * asked now and then. Without a quota, and too soon after the last time, it does nothing. now_s:
+ * CLOCK_MONOTONIC. */
+void cg_space_make_first_room(cg_fs *fs, int64_t now_s, bool (*is_enough)(void *user), void *user);
 /* What the store takes, at most the quota; before a first survey has told, what its disk says. */
 void cg_space_statfs(cg_fs *fs, struct statvfs *inout);
 /* The error of what writes, makes or moves something. ENOSPC and EDQUOT make a survey due: who

@@ -303,15 +303,29 @@ static void *look_through(void *arg)
     return NULL;
 }
 
+typedef struct opening {
+    cg_fs *fs;
+    int error;
+} opening;
+
+/* False: there is still none. */
+static bool finds_room(void *user)
+{
+    opening *o = user;
+    o->error = open_staging(o->fs);
+    return o->error != 0 || o->fs->staging.dir_fd >= 0;
+}
+
 /* Of a start on a full disk: the mount can be written once there is room, as after an eviction by
  * another daemon, or by this one if it has a quota. */
 static void await_room(cg_fs *fs)
 {
     bool is_told = false;
     while (fs->awaits_room && !cg_fs_wait(fs, KEEP_SECONDS * CG_SECOND_NS)) {
-        int error = open_staging(fs);
-        if (error == 0 && fs->staging.dir_fd < 0 && cg_space_make_first_room(fs, cg_now_s()))
-            error = open_staging(fs); /* before others take it */
+        opening o = {fs, 0};
+        if (!finds_room(&o))
+            cg_space_make_first_room(fs, cg_now_s(), finds_room, &o);
+        const int error = o.error;
         if (error == 0 && fs->staging.dir_fd < 0)
             continue;
         if (error != 0 && error != EPROTONOSUPPORT) { /* as without a descriptor: it may pass */

@@ -1462,12 +1462,18 @@ TEST_F(FullDiskTest, TheFirstRoomIsOnlyWhatMayGo)
 {
     static const char TOLD[] = "nothing is left that may go";
     fill("rest");
+    const auto evicted_at = [this](int64_t at_s) {
+        const uint64_t before = metric("evicted_bytes_total");
+        cg_space_make_first_room(
+            fs->fs, now_s() + at_s, [](void *) { return false; }, nullptr);
+        return metric("evicted_bytes_total") - before;
+    };
     open(0);
-    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s())) << "without a quota";
+    EXPECT_EQ(evicted_at(0), 0u) << "without a quota";
     open(uint64_t{1} << 40);
     make_context("c", chain, 0);
-    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s()));
-    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 60));
+    EXPECT_EQ(evicted_at(0), 0u);
+    EXPECT_EQ(evicted_at(60), 0u);
     const std::string log = fs->log();
     ASSERT_NE(log.find(TOLD), std::string::npos) << log;
     EXPECT_EQ(log.find(TOLD), log.rfind(TOLD)) << "once";
@@ -1479,14 +1485,31 @@ TEST_F(FullDiskTest, TheFirstRoomIsOnlyWhatMayGo)
     std::vector<int> held;
     for (const cg_test::Chunk &chunk : chain)
         held.push_back(openat(dir.fd, path_of(chunk, CG_L1).c_str(), O_RDONLY | O_CLOEXEC));
-    EXPECT_TRUE(cg_space_make_first_room(fs->fs, now_s() + 120));
-    EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 121)) << "too soon";
+    EXPECT_GT(evicted_at(120), 0u);
+    EXPECT_EQ(evicted_at(121), 0u) << "too soon";
     EXPECT_EQ(left(), 0u);
     for (int i = 3; i < 9; i++)
-        EXPECT_FALSE(cg_space_make_first_room(fs->fs, now_s() + 60 * i)) << "in vain";
+        EXPECT_EQ(evicted_at(60 * i), 0u) << "in vain";
     EXPECT_EQ(levels_of(chain[3]), 2u | 4u | 8u);
     for (const int fd : held)
         ::close(fd);
+}
+
+// As for a daemon that is not root, where root has filled what the disk keeps for it.
+TEST_F(FullDiskTest, TheFirstRoomIsMadeUntilItIsEnough)
+{
+    if (mount(nullptr, dir.path.c_str(), nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, "size=64m") !=
+        0)
+        GTEST_SKIP() << "cannot change a tmpfs's limit";
+    publish(2, 60, 20);
+    fill("rest");
+    open(uint64_t{1} << 40);
+    int n_asked = 0;
+    cg_space_make_first_room(
+        fs->fs, now_s(), [](void *n) { return ++*static_cast<int *>(n) == 3; }, &n_asked);
+    EXPECT_EQ(n_asked, 3);
+    EXPECT_GE(left(), 3u << 20);
+    EXPECT_LT(left(), 4u << 20);
 }
 
 TEST_F(FullDiskTest, AnErrorWhileItWaitsForRoomDoesNotEndTheWait)
