@@ -5,12 +5,12 @@
  * on its disk is less than the quota, that counts in its place, unless a survey finds that what
  * went for its sake gave the disk no room. What is written through this mount, or published by a
  * rename or a link, counts at once. What came or went without it is seen by a survey, every ten
- * minutes, or soon after a writer found no room on the disk. Where a survey could not make enough
- * room or failed, or a model's quota may be reached, the next one comes after a minute, or after
- * ten times as long as it took if that is longer. Only one daemon of a store makes room at a time
- * (fusefs/lease.h); two at once would do no harm but free too much. A model may have a quota of its
- * own, with the same marks. Levels that are kept for a time only (-o keep) go after each survey,
- * whether the store is full or not.
+ * minutes, or soon after something that was written, made or moved found no room on the disk. Where
+ * a survey could not make enough room or failed, or a model's quota may be reached, the next one
+ * comes after a minute, or after ten times as long as it took if that is longer. Only one daemon of
+ * a store makes room at a time (fusefs/lease.h); two at once would do no harm but free too much. A
+ * model may have a quota of its own, with the same marks. Levels that are kept for a time only (-o
+ * keep) go after each survey, whether the store is full or not.
  * Threads: one tends (cg_fs_keep() of fusefs/core.h); any may ask.
  */
 #ifndef CG_FUSEFS_SPACE_H
