@@ -2,7 +2,7 @@
 #include "codec/cgtool.h"
 
 #include "codec/block_order.h"
-#include "codec/profile_data.h"
+#include "codec/preset.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -295,9 +295,8 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
                                                  "n_symbols", p->classes[i].n_symbols));
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const cg_group *group = &p->groups[g];
-        json_t *planes = json_object(); /* empty with anchors: their columns are the channels */
-        for (unsigned plane = 0; plane < p->n_matrices && p->token_transform == CG_TOKENS_DCT;
-             plane++)
+        json_t *planes = json_object(); /* empty without bases: columns are the channels */
+        for (unsigned plane = 0; plane < p->n_matrices && p->preset->has_bases; plane++)
             json_object_set_new(planes, matrix_name(p, plane),
                                 json_pack("{s:I, s:o}", "n_components",
                                           (json_int_t)group->n_components[plane], "n_active",
@@ -311,7 +310,7 @@ static json_t *profile_json(const char *path, const cg_profile *p, size_t n_byte
         "{s:o, s:s, s:s, s:b, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
         "path", cg_tool_json_text(path), "type", "profile", "status", cg_strerror(CG_OK), "ok", 1,
         "version", (int)p->version, "fingerprint", cg_tool_hex(p->fingerprint.bytes).text, "model",
-        cg_tool_hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset), "geometry",
+        cg_tool_hex(p->model.bytes).text, "preset", cg_tool_json_text(p->preset_name), "geometry",
         geometry_json(&p->geometry), "rotary_dim", (json_int_t)p->rotary_dim, "n_sinks",
         (json_int_t)p->n_sinks, "n_query_heads", (json_int_t)p->n_query_heads, "file_bytes",
         (json_int_t)n_bytes, "steps", steps, "classes", classes, "joint", joint_json(p), "groups",
@@ -352,7 +351,7 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
 {
     printf("%s\n", path);
     printf("  profile      version %" PRIu32 ", preset ", p->version);
-    print_text(p->preset);
+    print_text(p->preset_name);
     printf(", whole\n");
     printf("  fingerprint  %s\n", cg_tool_hex(p->fingerprint.bytes).text);
     printf("  model        %s\n", cg_tool_hex(p->model.bytes).text);
@@ -377,8 +376,8 @@ static void print_profile(const char *path, const cg_profile *p, size_t n_bytes)
         printf("  steps of %s  K %g, V %g\n", cg_tool_level_name(level),
                (double)p->step[level - 1][CG_K], (double)p->step[level - 1][CG_V]);
 
-    if (p->token_transform == CG_TOKENS_ANCHORS) {
-        printf("  tokens       anchors and deltas in anchor runs of %d\n", CG_ANCHOR_TOKENS);
+    if (!p->preset->has_bases) {
+        printf("  tokens       %s\n", p->preset->about);
         for (uint32_t g = 0; g < p->n_groups; g++)
             printf("  group %-6" PRIu32 " layers %" PRIu32 "-%" PRIu32 "\n", g,
                    p->groups[g].first_layer, p->groups[g].first_layer + p->groups[g].n_layers - 1);

@@ -1,4 +1,4 @@
-/* One chunk file to elements, task by task. The work itself is elsewhere: a preset (lossy.h)
+/* One chunk file to elements, task by task. The work itself is elsewhere: a preset (preset.h)
  * decodes the lossy levels, lossless.c L0 and the sinks, and section_plan.c knows which sections a
  * task has. Here they are put together, and what can be checked without decoding is checked first.
  */
@@ -6,7 +6,7 @@
 
 #include "codec/arena.h"
 #include "codec/lossless.h"
-#include "codec/lossy.h"
+#include "codec/preset.h"
 #include "codec/section_plan.h"
 
 #include <pthread.h>
@@ -81,7 +81,7 @@ cg_status cg_decoder_new(const cg_profile *profile, const uint8_t *bytes, size_t
     if ((status = cg_section_plan_check(profile, &d->chunk, d->sections)) != CG_OK)
         goto done;
     if (profile != NULL) {
-        d->preset = cg_lossy_preset(profile);
+        d->preset = profile->preset;
         d->n_sink_tokens = cg_section_plan_n_sinks(profile, h);
         if ((status = cg_section_plan_block_order(profile, &d->chunk, d->sections, &d->order)) !=
                 CG_OK ||

@@ -37,7 +37,7 @@ extern "C" {
 
 /* Raised with any change here, or of the structs of the codec that cross (cg_profile). Both
  * libraries are of one build. */
-enum { CG_DEVICE_TABLE_VERSION = 11 };
+enum { CG_DEVICE_TABLE_VERSION = 12 };
 
 typedef struct cg_device cg_device;
 
@@ -162,8 +162,8 @@ typedef struct cg_device_functions {
     /* A projector on the GPU, whose n_failed is 0, for encoders of the configured profile and of
      * at most the configured tokens. Its project() returns when the symbols are there, and is
      * CG_ERR_DEVICE where a call of CUDA failed. NULL: all are taken, the device is broken, or
-     * there are none: without a profile, or with one of version 1 or of preset paper. Never
-     * waits. */
+     * there are none: without a profile, or with one of version 1 or of another preset than
+     * klt. Never waits. */
     cg_projector *(*take_projector)(cg_device *device);
     void (*return_projector)(cg_device *device, cg_projector *projector);
 } cg_device_functions;

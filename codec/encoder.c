@@ -10,7 +10,7 @@
 #include "codec/cursor.h"
 #include "codec/importance.h"
 #include "codec/lossless.h"
-#include "codec/lossy.h"
+#include "codec/preset.h"
 #include "codec/section_plan.h"
 
 #include <stdatomic.h>
@@ -182,7 +182,7 @@ static void take_tokens(cg_encoder *e, const uint32_t *tokens)
 static cg_status prepare_lossy(cg_encoder *e)
 {
     const cg_profile *profile = e->profile;
-    e->preset = cg_lossy_preset(profile);
+    e->preset = profile->preset;
     cg_status status = cg_analysis_ready(profile);
     if (status == CG_OK)
         status = cg_heads_init(profile, &e->header, &e->heads);

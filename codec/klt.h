@@ -20,7 +20,11 @@
 extern "C" {
 #endif
 
-/* The functions of the preset (codec/preset.h). */
+enum { CG_KLT_TRANSFORMS = 1 << 8 | 1 }; /* DCT over tokens, KLT over channels */
+
+extern const cg_preset cg_klt_preset;
+
+/* Its functions (codec/preset.h). */
 
 size_t cg_klt_given_bytes(const cg_profile *profile, uint32_t n_tokens);
 size_t cg_klt_decode_joint_scratch_bytes(const cg_profile *profile, unsigned level,

@@ -1,6 +1,6 @@
 /* codec/lossy.h - the table of presets.
  *
- * A decoder or encoder asks for its profile's preset once, and calls no preset by its name.
+ * Asked once, when a profile is read: profile->preset. Nobody calls a preset by its name.
  * Threads: the table is constant.
  */
 #ifndef CG_CODEC_LOSSY_H
@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* The preset of a profile, of static storage; never NULL. */
-const cg_preset *cg_lossy_preset(const cg_profile *profile);
+/* The preset of these transforms, of static storage. NULL: there is none. */
+const cg_preset *cg_lossy_preset(uint32_t transforms);
 
 #ifdef __cplusplus
 }

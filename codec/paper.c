@@ -2,6 +2,8 @@
 
 #include "codec/arena.h"
 #include "codec/kernels.h"
+#include "codec/profile_columns.h"
+#include "codec/profile_finite.h"
 
 #include <stdlib.h>
 
@@ -47,6 +49,30 @@ static dequantize_channels *dequantize(const cg_profile *p)
 {
     return p->version > 1 ? p->kernels->exact->dequantize_channels
                           : p->kernels->dequantize_channels;
+}
+
+/* ---- its profiles ---- */
+
+/* The classes of all channels: of the anchors, then of each level's deltas. */
+static cg_status read_profile(cg_cursor *in, cg_profile *p)
+{
+    const uint8_t *start = in->at;
+    cg_status status = CG_OK;
+    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK; level++) {
+        for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES && status == CG_OK; i++) {
+            cg_group *group = &p->groups[i / CG_N_PLANES];
+            cg_level_columns *columns = level == 0 ? &group->anchors[i % CG_N_PLANES]
+                                                   : &group->columns[level - 1][i % CG_N_PLANES];
+            /* All channels are columns of frequency 0, and n_active has 16 bits. */
+            if (group->n_channels > UINT16_MAX)
+                return CG_ERR_UNSUPPORTED;
+            columns->n_active[0] = (uint16_t)group->n_channels;
+            status = cg_profile_stays_finite(p, group, i % CG_N_PLANES, CG_MOST_SYMBOL)
+                         ? cg_profile_read_column_classes(in, p, 0, columns)
+                         : CG_ERR_CORRUPT;
+        }
+    }
+    return status == CG_OK ? cg_profile_keep_column_classes(p, start, in->at) : status;
 }
 
 /* ---- decoding ---- */
@@ -246,7 +272,14 @@ static cg_status transcode(const cg_profile *profile, const cg_block_order *orde
         (cg_coded){in.at, in.left_bytes}, &section_out->bytes, &section_out->n_bytes);
 }
 
+_Static_assert(CG_ANCHOR_TOKENS == 10, "what cgtool says");
+
 const cg_preset cg_paper_preset = {
+    .transforms = CG_PAPER_TRANSFORMS,
+    .start_multiple = 1,
+    .has_anchor_step = true,
+    .about = "anchors and deltas in anchor runs of 10",
+    .read_profile = read_profile,
     .decode_scratch_bytes = decode_scratch_bytes,
     .decode = decode,
     .encode_scratch_bytes = encode_scratch_bytes,

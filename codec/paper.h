@@ -14,6 +14,8 @@
 extern "C" {
 #endif
 
+enum { CG_PAPER_TRANSFORMS = 2 << 8 }; /* anchors over tokens, channels as they are */
+
 static inline uint32_t cg_paper_n_anchors(uint32_t n_tokens)
 {
     return (n_tokens + CG_ANCHOR_TOKENS - 1) / CG_ANCHOR_TOKENS;

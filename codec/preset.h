@@ -3,13 +3,12 @@
  * A preset is a pair of transforms with its quantizer: klt or paper. A task is a layer group's
  * matrix (K, V, or both); levels are L1 to L3. Which preset a profile has: codec/lossy.h.
  *
- * A further preset is a file of its own and a row in lossy.c. Its number is in profile_data.h and
- * accepted by profile_head.c, and profile_read.c reads its tables (klt's: profile_bases.c; paper's:
- * profile_columns.c). What else differs by preset names token_transform: where a chunk may begin
- * (section_plan.c), whether an encoder has analyses (profile.c), what cgtool prints
- * (cgtool_info.c), and what a GPU does (cuda/plan.c, profile_blob.c, device_open.c and coding.c).
- * Profiles are written by connector/cachegen/profile_file.py; tests/codec/reader.py reads all of it
- * a second time.
+ * A further preset is a file of its own, its line in CMakeLists.txt and a row in lossy.c, the one
+ * file that knows all presets: elsewhere the codec goes by what a preset says below. Only tables
+ * that no other preset has need a place in cg_profile (profile_data.h), which frees them. Which
+ * presets a GPU has kernels for says cuda/profile_blob.c; the CPU decodes the others. Profiles are
+ * written by connector/cachegen/profile_file.py; tests/codec/reader.py reads all of it a second
+ * time.
  *
  * Threads: pure functions on the caller's memory and a shared profile.
  */
@@ -49,6 +48,19 @@ static inline bool cg_encoding_has(const cg_encoding *encoding, unsigned level)
  * are in the canonical layout of codec/codec.h. scratch: 64-byte aligned, of the bytes that the
  * preset's own ..._scratch_bytes say. */
 typedef struct cg_preset {
+    /* ---- its profiles: codec/FORMAT.md, "Profile" ---- */
+
+    uint32_t transforms;     /* over channels + 256 * over tokens, by the file's numbers */
+    uint32_t start_multiple; /* a chunk's first position is a multiple of it */
+    /* Columns of symbols are components of bases, and not the channels. Only then is K's rotation
+     * undone, are planes joined or chunks nested, and are there versions 3 and 4. */
+    bool has_bases;
+    bool has_anchor_step; /* of each channel: a table behind mean and weight */
+    const char *about;    /* how tokens are coded, for cgtool; of presets without bases */
+    /* Reads what follows classes and steps, and makes what the preset keeps in a profile. Errors of
+     * cg_profile_open(). */
+    cg_status (*read_profile)(cg_cursor *in, cg_profile *profile);
+
     /* ---- the joint matrix, decoded before all tasks; NULL in presets without one ---- */
 
     /* Bytes of what a profile's joint matrix gives to all groups of a chunk, the G of FORMAT.md:

@@ -25,9 +25,7 @@ static cg_status make_profile(const uint8_t *bytes, size_t n_bytes, bool is_only
         return CG_ERR_NO_MEMORY;
     p->kernels = cg_kernels_best();
     p->is_only_checked = is_only_checked;
-    cg_status status = cg_profile_read(bytes, n_bytes, p);
-    if (status == CG_OK && p->token_transform == CG_TOKENS_DCT)
-        status = cg_analyses_new(cg_profile_n_bases(p), &p->analyses);
+    const cg_status status = cg_profile_read(bytes, n_bytes, p);
     if (status != CG_OK) {
         cg_profile_free(p);
         return status;
@@ -177,7 +175,7 @@ const cg_fingerprint *cg_profile_model(const cg_profile *p)
 }
 const char *cg_profile_preset(const cg_profile *p)
 {
-    return p->preset;
+    return p->preset_name;
 }
 uint32_t cg_profile_n_groups(const cg_profile *p)
 {

@@ -4,15 +4,14 @@
 
 #include "codec/block_order.h"
 #include "codec/cursor.h"
-#include "codec/profile_finite.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The classes of a run of columns->n_active[f] columns: for now in the file's bytes. Decoders
- * believe them (cg_rans_decode()), so this is where they are checked. */
-static cg_status read_run(cg_cursor *in, const cg_profile *p, unsigned f, cg_level_columns *columns)
+/* Decoders believe them (cg_rans_decode()), so this is where they are checked. */
+cg_status cg_profile_read_column_classes(cg_cursor *in, const cg_profile *p, unsigned f,
+                                         cg_level_columns *columns)
 {
     const uint8_t *bytes;
     if (!cg_cursor_bytes(in, columns->n_active[f], &bytes))
@@ -35,9 +34,7 @@ static void move_classes(cg_level_columns *columns, const uint8_t *from, const u
     }
 }
 
-/* Copies the columns' classes, which lie in the bytes from start to end: the bytes are the caller's
- * and may go. */
-static cg_status keep_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
+cg_status cg_profile_keep_column_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
 {
     const size_t n_bytes = (size_t)(end - start),
                  n_scales = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_STEP_FACTORS : 0;
@@ -88,33 +85,11 @@ cg_status cg_profile_read_columns(cg_cursor *in, cg_profile *p)
                 return CG_ERR_CORRUPT;
         }
         for (unsigned f = 0; f < CG_DCT; f++) {
-            if ((status = read_run(in, p, f, columns)) != CG_OK)
+            if ((status = cg_profile_read_column_classes(in, p, f, columns)) != CG_OK)
                 return status;
         }
     }
-    return keep_classes(p, start, in->at);
-}
-
-cg_status cg_profile_read_anchors(cg_cursor *in, cg_profile *p)
-{
-    const uint8_t *start = in->at;
-    cg_status status = CG_OK;
-    for (unsigned level = 0; level <= CG_N_LOSSY && status == CG_OK;
-         level++) { /* before the levels the anchors */
-        for (uint32_t i = 0; i < p->n_groups * CG_N_PLANES && status == CG_OK; i++) {
-            cg_group *group = &p->groups[i / CG_N_PLANES];
-            cg_level_columns *columns = level == 0 ? &group->anchors[i % CG_N_PLANES]
-                                                   : &group->columns[level - 1][i % CG_N_PLANES];
-            /* All channels are columns of frequency 0, and n_active has 16 bits. */
-            if (group->n_channels > UINT16_MAX)
-                return CG_ERR_UNSUPPORTED;
-            columns->n_active[0] = (uint16_t)group->n_channels;
-            status = cg_profile_stays_finite(p, group, i % CG_N_PLANES, CG_MOST_SYMBOL)
-                         ? read_run(in, p, 0, columns)
-                         : CG_ERR_CORRUPT;
-        }
-    }
-    return status == CG_OK ? keep_classes(p, start, in->at) : status;
+    return cg_profile_keep_column_classes(p, start, in->at);
 }
 
 /* Whether a coarser level has nowhere more than a finer one, by frequency. */

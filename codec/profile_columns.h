@@ -20,10 +20,15 @@ static inline cg_group *cg_profile_file_group(const cg_profile *p, uint32_t i)
     return &p->groups[i / p->n_matrices];
 }
 
+/* The classes of columns->n_active[f] columns: for now in the file's bytes. */
+cg_status cg_profile_read_column_classes(cg_cursor *in, const cg_profile *p, unsigned f,
+                                         cg_level_columns *columns);
+/* Copies the columns' classes, which lie in the bytes from start to end: the bytes are the caller's
+ * and may go. */
+cg_status cg_profile_keep_column_classes(cg_profile *p, const uint8_t *start, const uint8_t *end);
+
 /* With a KLT: how many components each frequency has at each level, and their classes. */
 cg_status cg_profile_read_columns(cg_cursor *in, cg_profile *p);
-/* What follows the classes, with anchors: the classes of all channels. */
-cg_status cg_profile_read_anchors(cg_cursor *in, cg_profile *p);
 /* Whether it has what nested chunks rely on: steps a factor 3 apart, and no coarser level has
  * columns that the finer one has not. */
 bool cg_profile_levels_nest(const cg_profile *p);

@@ -26,13 +26,6 @@ enum {
     CG_MOST_FRACTION_BITS = 8,
 };
 
-/* What a profile does along the tokens. What it does across the channels goes with it; the two are
- * the preset (codec/preset.h). Numbers are those of the file. */
-typedef enum cg_token_transform {
-    CG_TOKENS_DCT = 1,     /* 8 tokens; KLT over the channels of a layer group */
-    CG_TOKENS_ANCHORS = 2, /* anchor and deltas of anchor runs; channels as they are */
-} cg_token_transform;
-
 /* The columns of symbols of one level, layer group and matrix. With the DCT they are components, by
  * frequency. With anchors they are the channels, as frequency 0. With a joint matrix, symbols are
  * of a group's own components alone: column c is component n_shared + c. */
@@ -83,8 +76,8 @@ struct cg_profile {
     struct cg_analyses *analyses; /* codec/analysis.h; NULL with anchors */
     cg_geometry geometry;
     cg_fingerprint fingerprint, model;
-    char preset[17];
-    cg_token_transform token_transform;
+    char preset_name[17];           /* as the file has it */
+    const struct cg_preset *preset; /* codec/preset.h; never NULL once the head is read */
     uint32_t rotary_dim, n_ropes, n_sinks, n_groups, n_classes; /* n_ropes: at least 1 */
     double *inv_freq;                                           /* [n_ropes][rotary_dim / 2] */
     uint8_t *layer_rope;                                        /* [n_layers] */

@@ -3,6 +3,7 @@
 #include "codec/profile_data.h"
 
 #include "codec/cursor.h"
+#include "codec/lossy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +14,6 @@ static const uint8_t MAGIC[8] = {'C', 'G', 'P', 'F', '\r', '\n', 0x1a, '\n'};
 enum {
     FIXED_BYTES = 80,
     CHECKSUM_BYTES = 8, /* at the end of the file */
-    CHANNEL_NONE = 0,
-    CHANNEL_KLT = 1,
     ROPE_NONE = 0,
     ROPE_BY_LAYER = 2
 };
@@ -57,19 +56,17 @@ static cg_status read_fields(const uint8_t *at, cg_profile *p)
     p->geometry.head_dim = (uint16_t)cg_get_le(at + 44, 2);
     p->geometry.dtype = at[46];
     p->geometry.n_planes = at[47];
-    memcpy(p->preset, at + 48, 16);
+    memcpy(p->preset_name, at + 48, 16);
     const unsigned rope = at[66];
-    if (at[65] == CG_TOKENS_DCT
-            ? at[64] != CHANNEL_KLT || rope > ROPE_BY_LAYER
-            : at[65] != CG_TOKENS_ANCHORS || at[64] != CHANNEL_NONE || rope != ROPE_NONE)
+    const cg_preset *preset = cg_lossy_preset((uint32_t)cg_get_le(at + 64, 2));
+    if (preset == NULL || rope > (preset->has_bases ? ROPE_BY_LAYER : ROPE_NONE))
         return CG_ERR_UNSUPPORTED;
-    p->token_transform = at[65];
-    if ((p->has_joint && at[78] != 1) ||
-        (p->version >= CG_PROFILE_VERSION_JOINT && at[64] != CHANNEL_KLT))
-        return CG_ERR_CORRUPT;
+    p->preset = preset;
     p->is_packed = at[67] == 1;
     p->nests = at[77] == 1;
-    if ((p->is_packed || p->nests || at[78] == 1) && at[64] != CHANNEL_KLT)
+    if ((p->has_joint && at[78] != 1) ||
+        (!preset->has_bases &&
+         (p->version >= CG_PROFILE_VERSION_JOINT || p->is_packed || p->nests || at[78] == 1)))
         return CG_ERR_CORRUPT;
     if (rope == ROPE_BY_LAYER ? at[76] < 2 || at[76] > CG_MAX_ROPES : at[76] != 0)
         return CG_ERR_CORRUPT;

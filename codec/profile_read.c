@@ -1,14 +1,14 @@
 /* From the bytes of a .cgp file to a cg_profile that everybody may believe: FORMAT.md, "Profile".
  * In the order of the file: profile_head.c reads the first 80; this file what all profiles have;
- * profile_bases.c or, with anchors, profile_columns.c the rest. Counts are compared with the bytes
- * that are left before memory is taken by them. Numbers are held within bounds in which no decoder
- * leaves the range of f32, whatever the symbols are (profile_finite.h). */
+ * the preset the rest. Counts are compared with the bytes that are left before memory is taken by
+ * them. Numbers are held within bounds in which no decoder leaves the range of f32, whatever the
+ * symbols are (profile_finite.h). */
 #include "codec/profile_data.h"
 
 #include "codec/bf16.h"
 #include "codec/block_order.h"
 #include "codec/cursor.h"
-#include "codec/profile_bases.h"
+#include "codec/preset.h"
 #include "codec/profile_columns.h"
 
 #include <math.h>
@@ -59,18 +59,18 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const size_t channels = cg_geometry_channels(&p->geometry);
     const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
     uint32_t layer = 0;
-    const bool has_anchors = p->token_transform == CG_TOKENS_ANCHORS;
+    const bool has_anchor_step = p->preset->has_anchor_step;
     /* Nothing is allocated that the file can't hold: counts are only its claim. */
-    if (in->left_bytes / (has_anchors ? 12 : 8) < n_table)
+    if (in->left_bytes / (has_anchor_step ? 12 : 8) < n_table)
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);
     p->layer_rope = calloc(p->geometry.n_layers, sizeof *p->layer_rope);
     p->groups = calloc(p->n_groups + 1, sizeof *p->groups); /* the joint one, too */
     p->mean = malloc(n_table * sizeof *p->mean);
     p->weight = malloc(n_table * sizeof *p->weight);
-    p->anchor_step = has_anchors ? malloc(n_table * sizeof *p->anchor_step) : NULL;
+    p->anchor_step = has_anchor_step ? malloc(n_table * sizeof *p->anchor_step) : NULL;
     if (p->inv_freq == NULL || p->layer_rope == NULL || p->groups == NULL || p->mean == NULL ||
-        p->weight == NULL || (has_anchors && p->anchor_step == NULL))
+        p->weight == NULL || (has_anchor_step && p->anchor_step == NULL))
         return CG_ERR_NO_MEMORY;
 
     const double most_frequency = p->version == 1 ? MOST_FREQUENCY_1 : MOST_FREQUENCY;
@@ -104,7 +104,7 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
             return CG_ERR_CORRUPT;
     }
     return read_finite(in, p->mean, n_table, false) && read_finite(in, p->weight, n_table, true) &&
-                   (!has_anchors || read_finite(in, p->anchor_step, n_table, true))
+                   (!has_anchor_step || read_finite(in, p->anchor_step, n_table, true))
                ? CG_OK
                : CG_ERR_CORRUPT;
 }
@@ -177,15 +177,6 @@ static cg_status read_steps(cg_cursor *in, cg_profile *p)
     return CG_OK;
 }
 
-static cg_status read_preset(cg_cursor *in, cg_profile *p)
-{
-    switch (p->token_transform) {
-    case CG_TOKENS_DCT: return cg_profile_read_bases(in, p);
-    case CG_TOKENS_ANCHORS: return cg_profile_read_anchors(in, p);
-    }
-    return CG_ERR_UNSUPPORTED;
-}
-
 cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
 {
     cg_cursor in = {bytes, n_bytes};
@@ -197,7 +188,7 @@ cg_status cg_profile_read(const uint8_t *bytes, size_t n_bytes, cg_profile *p)
     if (status == CG_OK && p->version == CG_PROFILE_VERSION_STEPS)
         status = read_steps(&in, p);
     if (status == CG_OK)
-        status = read_preset(&in, p);
+        status = p->preset->read_profile(&in, p);
     return status == CG_OK && (in.left_bytes > 0 || (p->nests && !cg_profile_levels_nest(p)))
                ? CG_ERR_CORRUPT
                : status;

@@ -6,6 +6,7 @@
 #include "codec/section_plan.h"
 
 #include "codec/lossless.h"
+#include "codec/preset.h"
 
 #include <string.h>
 
@@ -27,8 +28,7 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
     if (version == CG_CHUNK_VERSION_SINGLE ? header->version >= CG_CHUNK_VERSION_ALIGNED
                                            : header->version != version)
         return CG_ERR_CORRUPT;
-    /* Blocks are counted from position 0 of the context. */
-    if (profile->token_transform == CG_TOKENS_DCT && header->first_position % CG_DCT != 0)
+    if (header->first_position % profile->preset->start_multiple != 0)
         return CG_ERR_CORRUPT;
     if (header->coarsest > header->level && !profile->nests) /* it has no refinement tables */
         return CG_ERR_CORRUPT;

@@ -2,7 +2,7 @@
  * quotient of the steps, and coded again. Tokens, sinks and the steps of blocks are copied.
  * FORMAT.md, "Levels". */
 #include "codec/codec.h"
-#include "codec/lossy.h"
+#include "codec/preset.h"
 #include "codec/section_plan.h"
 
 #include <stdlib.h>
@@ -47,7 +47,7 @@ cg_status cg_transcode(const cg_profile *profile, const uint8_t *bytes, size_t n
     if ((status = cg_section_plan_profile_check(profile, &header)) != CG_OK)
         return status;
 
-    const cg_preset *preset = cg_lossy_preset(profile);
+    const cg_preset *preset = profile->preset;
     cg_section *sections = calloc(header.n_sections, sizeof *sections);
     cg_piece *pieces = calloc(header.n_sections, sizeof *pieces);
     cg_block_order order = {0};

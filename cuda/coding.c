@@ -106,7 +106,7 @@ cg_status cg_cuda_coding_of(const cg_cuda_profile *laid, const cg_projection *wh
                             const cg_cuda_coding_memory *memory, cg_cuda_coding *out)
 {
     const cg_profile *p = laid->profile;
-    if (p->token_transform != CG_TOKENS_DCT || what->basis >= cg_profile_n_bases(p) ||
+    if (laid->preset != CG_CUDA_PRESET_KLT || what->basis >= cg_profile_n_bases(p) ||
         !are_levels_right(p, what->level_mask) || !are_rows_right(what) ||
         what->stream_percent > 100)
         return CG_ERR_INVALID_ARGUMENT;

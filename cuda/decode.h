@@ -38,7 +38,8 @@ enum {
 typedef struct cg_cuda_profile cg_cuda_profile;
 
 /* Plans the blob. profile must outlive *laid_out, which the caller frees.
- * CG_ERR_UNSUPPORTED_VERSION: a profile of version 1. CG_ERR_NO_MEMORY. */
+ * CG_ERR_UNSUPPORTED_VERSION: a profile of version 1. CG_ERR_UNSUPPORTED: of a preset that there
+ * are no kernels for. With either the CPU decodes. CG_ERR_NO_MEMORY. */
 cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out);
 void cg_cuda_profile_free(cg_cuda_profile *laid_out); /* NULL is fine */
 size_t cg_cuda_profile_bytes(const cg_cuda_profile *laid_out);

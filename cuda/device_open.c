@@ -3,7 +3,7 @@
 
 #include "codec/arena.h"
 #include "codec/cursor.h"
-#include "codec/profile_data.h"
+#include "cuda/profile_blob.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,7 +68,7 @@ static void lay_out(cg_device *d, cg_arena *pinned, cg_arena *dev)
 /* How large projectors are, if there can be any: with a profile of preset klt. */
 static void size_projectors(cg_device *d, const cg_device_config *config)
 {
-    if (d->profile == NULL || config->profile->token_transform != CG_TOKENS_DCT)
+    if (d->profile == NULL || d->profile->preset != CG_CUDA_PRESET_KLT)
         return;
     d->n_projectors = config->n_projectors;
     d->projector_most =
@@ -109,7 +109,8 @@ static cg_status prepare(cg_device *d, const cg_device_config *config)
         return CG_ERR_NO_MEMORY;
     cg_status status =
         config->profile != NULL ? cg_cuda_profile_new(config->profile, &d->profile) : CG_OK;
-    if (status != CG_OK && status != CG_ERR_UNSUPPORTED_VERSION) /* the CPU decodes such chunks */
+    /* Without kernels for its profile the CPU decodes its chunks. */
+    if (status != CG_OK && status != CG_ERR_UNSUPPORTED_VERSION && status != CG_ERR_UNSUPPORTED)
         return status;
     if ((d->projectors = calloc(config->n_projectors + (size_t)1, sizeof *d->projectors)) == NULL)
         return CG_ERR_NO_MEMORY;

@@ -18,16 +18,17 @@ cg_cuda_request cg_cuda_request_all(const cg_cuda_profile *profile, const cg_chu
 }
 
 /* Kernels believe a request. */
-static cg_status check_request(const cg_profile *profile, const cg_chunk_header *h,
+static cg_status check_request(const cg_cuda_profile *laid, const cg_chunk_header *h,
                                const cg_cuda_request *r)
 {
+    const cg_profile *profile = laid != NULL ? laid->profile : NULL;
     const uint32_t n_groups = profile != NULL ? profile->n_groups : h->geometry.n_layers;
     if (r->n_groups == 0 || r->first_group >= n_groups || r->n_groups > n_groups - r->first_group ||
         r->token_from >= r->token_to || r->token_to > h->n_tokens || r->head_from >= r->head_to ||
         r->head_to > h->geometry.n_kv_heads || r->first_position > UINT32_MAX - h->n_tokens)
         return CG_ERR_INVALID_ARGUMENT;
     /* K of the other presets, and exact tokens, are turned to where they were computed. */
-    const bool can_move = profile != NULL && profile->token_transform == CG_TOKENS_DCT &&
+    const bool can_move = laid != NULL && laid->preset == CG_CUDA_PRESET_KLT &&
                           cg_section_plan_n_sinks(profile, h) == 0;
     return r->first_position == h->first_position || can_move ? CG_OK : CG_ERR_UNSUPPORTED;
 }
@@ -52,11 +53,7 @@ static cg_status check_sums(const cg_planner *p)
 
 static cg_status plan_lossy(cg_planner *p)
 {
-    switch (p->profile->token_transform) {
-    case CG_TOKENS_DCT: return cg_cuda_plan_klt(p);
-    case CG_TOKENS_ANCHORS: return cg_cuda_plan_paper(p);
-    }
-    return CG_ERR_UNSUPPORTED;
+    return p->laid->preset == CG_CUDA_PRESET_KLT ? cg_cuda_plan_klt(p) : cg_cuda_plan_paper(p);
 }
 
 cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, size_t n_bytes,
@@ -70,15 +67,17 @@ cg_status cg_cuda_plan_fill(const cg_cuda_profile *laid, const uint8_t *bytes, s
     const cg_chunk_header *h = &chunk.header;
     if (h->version < CG_CHUNK_VERSION_ALIGNED)
         return CG_ERR_UNSUPPORTED_VERSION;
-    const cg_profile *profile = h->level != CG_L0 && laid != NULL ? laid->profile : NULL;
+    if (h->level == CG_L0)
+        laid = NULL; /* lossless chunks do not use it */
+    const cg_profile *profile = laid != NULL ? laid->profile : NULL;
     if (h->level != CG_L0 && (status = cg_section_plan_profile_check(profile, h)) != CG_OK)
         return status;
-    if ((status = check_request(profile, h, request)) != CG_OK)
+    if ((status = check_request(laid, h, request)) != CG_OK)
         return status;
     memset(plan_out, 0, sizeof *plan_out);
     plan_out->element_bytes = (uint32_t)cg_dtype_bytes(h->geometry.dtype);
     cg_section *sections = malloc(h->n_sections * sizeof *sections);
-    cg_planner p = {.laid = profile != NULL ? laid : NULL,
+    cg_planner p = {.laid = laid,
                     .profile = profile,
                     .chunk = &chunk,
                     .sections = sections,

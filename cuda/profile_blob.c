@@ -5,6 +5,8 @@
 #include "cuda/profile_blob.h"
 
 #include "codec/block_order.h"
+#include "codec/klt.h"
+#include "codec/paper.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -205,7 +207,7 @@ static uint64_t lay_channels(writer *w, const cg_cuda_profile *l, const cg_group
 {
     const cg_profile *p = l->profile;
     const uint32_t channels = (uint32_t)cg_geometry_channels(&p->geometry);
-    const bool is_tiled = p->token_transform == CG_TOKENS_DCT;
+    const bool is_tiled = l->preset == CG_CUDA_PRESET_KLT;
     const uint64_t n =
         is_tiled ? n_tiles(l, group) * 2 * CG_CUDA_TILE_PAIRS : (uint64_t)group->n_channels;
     uint64_t at;
@@ -400,7 +402,7 @@ static cg_status lay_matrix(writer *w, const cg_cuda_profile *l, const cg_group 
     if (group == p->joint)
         return lay_basis(w, l, group, matrix, m);
     m->mean_at = lay_channels(w, l, group, matrix, p->mean, NULL, 0);
-    if (p->token_transform == CG_TOKENS_DCT) {
+    if (l->preset == CG_CUDA_PRESET_KLT) {
         for (unsigned level = 0; level < CG_N_LOSSY; level++)
             m->scale_at[level] = lay_channels(w, l, group, matrix, p->weight, p->step[level], 1);
         return lay_basis(w, l, group, matrix, m);
@@ -432,16 +434,31 @@ static cg_status lay_out(writer *w, cg_cuda_profile *l)
     return status;
 }
 
-cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
+/* By numbers: the profile's preset is of a library that has a table of its own. */
+static cg_status find_kernels(const cg_profile *profile, cg_cuda_preset *preset_out)
 {
-    *laid_out = NULL;
     if (profile->version < CG_PROFILE_VERSION_BANDS)
         return CG_ERR_UNSUPPORTED_VERSION;
+    switch (profile->preset->transforms) {
+    case CG_KLT_TRANSFORMS: *preset_out = CG_CUDA_PRESET_KLT; return CG_OK;
+    case CG_PAPER_TRANSFORMS: *preset_out = CG_CUDA_PRESET_PAPER; return CG_OK;
+    default: return CG_ERR_UNSUPPORTED;
+    }
+}
+
+cg_status cg_cuda_profile_new(const cg_profile *profile, cg_cuda_profile **laid_out)
+{
+    cg_cuda_preset preset;
+    *laid_out = NULL;
+    const cg_status status = find_kernels(profile, &preset);
+    if (status != CG_OK)
+        return status;
     const size_t n_matrices = cg_profile_n_bases(profile);
     cg_cuda_profile *l = calloc(1, sizeof *l + n_matrices * sizeof *l->matrices);
     if (l == NULL)
         return CG_ERR_NO_MEMORY;
     l->profile = profile;
+    l->preset = preset;
     const uint32_t pairs = profile->geometry.head_dim / 2u;
     l->head_tiles = (pairs + CG_CUDA_TILE_PAIRS - 1) / CG_CUDA_TILE_PAIRS;
     writer counts = {0};

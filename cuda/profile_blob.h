@@ -31,8 +31,12 @@ typedef struct cg_cuda_matrix {
     uint32_t n_steps[CG_N_LOSSY], n_all_steps;
 } cg_cuda_matrix;
 
+/* The presets that there are kernels for. */
+typedef enum cg_cuda_preset { CG_CUDA_PRESET_KLT, CG_CUDA_PRESET_PAPER } cg_cuda_preset;
+
 struct cg_cuda_profile {
     const cg_profile *profile;
+    cg_cuda_preset preset;
     uint64_t n_bytes;
     uint64_t classes_at, class_of_at, costs_at, inv_freq_at, layer_rope_at;
     uint32_t head_tiles;       /* tiles of CG_CUDA_TILE_PAIRS pairs a head has */

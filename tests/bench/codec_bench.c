@@ -510,7 +510,7 @@ static void bench_file(const char *path, variant *variants, unsigned n_variants,
                v->n_threads);
         printf(", \"chunk_tokens\": %u, \"chunk_bytes\": %zu, \"bits_per_element\": %.3f",
                file.header.n_tokens, file.n_bytes, 8 * (double)file.n_bytes / (double)n_elements);
-        if (is_lossy && v->profile->token_transform == CG_TOKENS_DCT)
+        if (is_lossy && v->profile->preset->has_bases)
             print_roofline(&file, v->profile);
         print_encoded("encoded_bytes", p, v->profile, 0);
         print_encoded("encoded_bytes_short_streams", p, v->profile, CG_SHORT_STREAMS);

@@ -1,6 +1,7 @@
 // libcachegen_cuda.so, opened as a connector opens it: what it reads out of an engine's blocks,
 // writes and decodes there, and projects. On a GPU it is the library that is shipped.
 #include "codec/device.h"
+#include "codec/preset.h"
 #include "decode_cases.h"
 #include "engine_blocks.h"
 
@@ -202,6 +203,37 @@ TEST_F(LibraryTest, DecodesWhatTheCpuDecodes)
         thread.join();
     f->mark_free(device, mark);
     EXPECT_TRUE(engine.read() == with(decoded));
+}
+
+// A preset like klt, under a number that there are no kernels for.
+class OtherPresetTest : public LibraryTest
+{
+  protected:
+    OtherPresetTest() : preset(*profile->preset)
+    {
+        preset.transforms = 0x7f7f;
+        profile->preset = &preset;
+    }
+    cg_status decode_on_device(cg_level level, Bytes *decoded)
+    {
+        Bytes chunk;
+        size_t room;
+        EXPECT_EQ(encode(profile.get(), header, tokens, elements, level, &chunk), CG_OK);
+        EXPECT_EQ(decode(profile.get(), chunk, decoded), CG_OK);
+        memcpy(f->slot_memory(device, 0, &room), chunk.data(), chunk.size());
+        return f->decode(device, 0, chunk.size(), &runs[0], nullptr);
+    }
+    cg_preset preset;
+};
+
+TEST_F(OtherPresetTest, IsLeftToTheCpu)
+{
+    Bytes decoded;
+    EXPECT_EQ(f->take_projector(device), nullptr);
+    EXPECT_EQ(decode_on_device(CG_L2, &decoded), CG_ERR_UNSUPPORTED_VERSION);
+    EXPECT_TRUE(engine.read() == piece);
+    EXPECT_EQ(decode_on_device(CG_L0, &decoded), CG_OK);
+    EXPECT_TRUE(engine.read() == with({decoded}));
 }
 
 // The encoder checks each projection, and counts those that are wrong.
