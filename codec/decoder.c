@@ -185,7 +185,7 @@ static cg_status ready_joint(const cg_decoder *d, void *scratch)
     if (!joint->is_done && joint->status == CG_OK)
         joint->status = d->preset->decode_joint(p, &d->order, h->level, h->coarsest, coded, scratch,
                                                 joint->given);
-    joint->is_done = true;
+    joint->is_done = true; /* after an error, too: damage does not go away */
     const cg_status status = joint->status;
     pthread_mutex_unlock(&joint->lock);
     return status;

@@ -152,6 +152,7 @@ cg_status cg_klt_decode(const cg_heads *heads, const cg_block_order *order, unsi
     s.given = given;
     s.out = out;
     fill_scale_and_mean(p, level, &s);
+    /* Version 1 is only approximated, so each CPU takes its fastest way; later bits are fixed. */
     (p->version > 1        ? cg_klt_exact
      : p->layout.is_tiled  ? cg_klt_tiles
      : p->layout.has_quads ? cg_klt_quads

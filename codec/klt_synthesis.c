@@ -20,7 +20,7 @@ void cg_klt_finish_unit(const cg_synthesis *s, uint32_t first, uint32_t n_channe
             float *values =
                 s->x + (size_t)i * heads->profile->layout.unit_channels + (size_t)h * g->head_dim;
             n = n_heads - h < n_left ? n_heads - h : n_left;
-            for (uint32_t k = 0; k < n && slice.plane == CG_K; k++)
+            for (uint32_t k = 0; k < n && slice.plane == CG_K; k++) /* V is not rotated */
                 cg_heads_rotate(heads, slice.layer, t, values + (size_t)k * g->head_dim);
             cg_heads_store(heads, values, n, s->out, cg_heads_element(heads, i_slice, t, head));
         }

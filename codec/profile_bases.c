@@ -105,6 +105,7 @@ static cg_status read_sizes(cg_cursor *in, cg_profile *p, uint8_t *unit_bits)
         unit_bits[i] = CG_LEAST_UNIT_BITS;
         if (!cg_cursor_u16(in, n_components) || *n_components > group->n_channels)
             return CG_ERR_CORRUPT;
+        /* Version 1 has no unit_bits: the least passes the check below. */
         if (p->version == 1 ? !cg_cursor_u16(in, &group->n_wide[i % p->n_matrices])
                             : !cg_cursor_u8(in, &unit_bits[i]) || !cg_cursor_u8(in, &reserved))
             return CG_ERR_CORRUPT;

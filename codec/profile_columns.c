@@ -37,15 +37,16 @@ static void move_classes(cg_level_columns *columns, const uint8_t *from, const u
 cg_status cg_profile_keep_column_classes(cg_profile *p, const uint8_t *start, const uint8_t *end)
 {
     const size_t n_bytes = (size_t)(end - start),
-                 n_scales = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_STEP_FACTORS : 0;
+                 n_factors = p->version == CG_PROFILE_VERSION_STEPS ? CG_N_STEP_FACTORS : 0;
     if (p->is_only_checked)
         return CG_OK;
     p->column_classes_bytes = n_bytes;
-    p->column_classes = malloc((1 + n_scales) * n_bytes + 1); /* not 0 bytes */
+    p->column_classes = malloc((1 + n_factors) * n_bytes + 1); /* not 0 bytes */
     if (p->column_classes == NULL)
         return CG_ERR_NO_MEMORY;
     memcpy(p->column_classes, start, n_bytes);
-    for (size_t i = 0; i < n_scales; i++) {
+    /* A copy for each factor, so that a run finds its classes by an offset alone. */
+    for (size_t i = 0; i < n_factors; i++) {
         uint8_t class_of[256] = {0}; /* there are other bytes, too, which nobody looks at */
         memcpy(class_of, p->class_of + i * p->n_classes, p->n_classes);
         for (size_t at = 0; at < n_bytes; at++)
@@ -108,7 +109,7 @@ bool cg_profile_levels_nest(const cg_profile *p)
         for (unsigned plane = 0; plane < CG_N_PLANES; plane++) {
             if (fabsf(p->step[level][plane] / p->step[level - 1][plane] - CG_RANS_REFINE_STEP) >
                 1e-6f)
-                return false;
+                return false; /* steps are f32: three times one may be rounded */
         }
         for (uint32_t i = 0; i < cg_profile_n_bases(p); i++) {
             const cg_group *group = &p->groups[i / p->n_matrices];

@@ -60,7 +60,8 @@ static cg_status read_tables(cg_cursor *in, cg_profile *p)
     const size_t n_table = (size_t)p->geometry.n_layers * CG_N_PLANES * channels;
     uint32_t layer = 0;
     const bool has_anchor_step = p->preset->has_anchor_step;
-    /* Nothing is allocated that the file can't hold: counts are only its claim. */
+    /* Nothing is allocated that the file can't hold: counts are only its claim. Elements are f32,
+     * of mean, weight and anchor_step. */
     if (in->left_bytes / (has_anchor_step ? 12 : 8) < n_table)
         return CG_ERR_TRUNCATED;
     p->inv_freq = calloc(p->n_ropes * p->rotary_dim / 2 + 1, sizeof *p->inv_freq);

@@ -23,7 +23,7 @@ cg_status cg_section_plan_profile_check(const cg_profile *profile, const cg_chun
         return CG_ERR_CORRUPT;
     if (header->cache_scales != profile->cache_scales)
         return CG_ERR_FOREIGN_MODEL;
-    /* FORMAT.md, first table: those of version 1 have two. */
+    /* FORMAT.md, "Versions": chunks of profiles of version 1 have two. */
     const uint32_t version = cg_profile_chunk_version(profile);
     if (version == CG_CHUNK_VERSION_SINGLE ? header->version >= CG_CHUNK_VERSION_ALIGNED
                                            : header->version != version)
