@@ -400,6 +400,11 @@ typedef struct cachegen_save_request {
 CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  const cachegen_save_request *request,
                                                  cachegen_save **out);
+/* For ranks that have some KV heads each: this one does not start the save with this number
+ * (cachegen_save_request; 0: the call counts as one that starts a save), so that the rank which
+ * stores does not wait for its heads. A call of cachegen_save_start() that fails tells so itself.
+ * Never blocks; where there are no such ranks it does nothing. */
+CACHEGEN_API void cachegen_save_refuse(cachegen *connector, uint64_t number);
 /* Always fills *progress_out: done, status, loaded_tokens (what is stored of the prompt) and
  * copied. CACHEGEN_AGAIN until the save is done. CACHEGEN_ERR_CANCELLED, where heads are brought
  * together: another rank dropped its part, or its saves are others; nothing was stored. */

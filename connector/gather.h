@@ -70,6 +70,8 @@ cg_status cg_gather_send(cg_gather *gather, cg_gather_part *part);
 
 /* Drops it, and tells the listener that it does not come. */
 void cg_gather_abandon(cg_gather *gather, cg_gather_part *part);
+/* The same of a save whose part is not begun. */
+void cg_gather_refuse(cg_gather *gather, uint64_t number);
 
 /* ---- the rank that listens ---- */
 

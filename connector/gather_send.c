@@ -263,3 +263,12 @@ void cg_gather_abandon(cg_gather *g, cg_gather_part *made)
 {
     end_part(g, made, true);
 }
+
+void cg_gather_refuse(cg_gather *g, uint64_t number)
+{
+    const cg_gather_chunk none = {.n_tokens = 0};
+    cg_gather_part part;
+    /* Where there is no room, that is told the same way. */
+    if (cg_gather_begin(g, number, &none, 0, &part) == CG_OK)
+        cg_gather_abandon(g, &part);
+}

@@ -320,8 +320,14 @@ static cg_status find_source(cachegen *c, const cachegen_save_request *r, source
     return out->gpu != NULL ? CG_OK : CG_ERR_DEVICE;
 }
 
-/* What a save is of: its number and keys. */
-static cg_status describe(cachegen_save *save, const source *from, const cachegen_save_request *r)
+/* Of a rank that counts its calls. */
+static uint64_t next_number(cachegen *c)
+{
+    return atomic_fetch_add(&c->n_saves, 1) + 1;
+}
+
+/* What a save is of: its number, which r gets, too, and keys. */
+static cg_status describe(cachegen_save *save, const source *from, cachegen_save_request *r)
 {
     save->prefix_level = (uint8_t)r->prefix_level;
     save->has_some_heads = from->has_some_heads;
@@ -329,8 +335,9 @@ static cg_status describe(cachegen_save *save, const source *from, const cachege
         from->gpu != NULL && r->hold_later != 0 && r->after_kind == CACHEGEN_AFTER_STREAM;
     /* What fails from here on counts, too, and what is refused (CG_ERR_AGAIN): other ranks may have
      * taken it. */
-    save->number =
-        r->number != 0 ? r->number : atomic_fetch_add(&save->op.connector->n_saves, 1) + 1;
+    if (r->number == 0)
+        r->number = next_number(save->op.connector);
+    save->number = r->number;
     const cg_status status = fill_keys(save, r);
     if (status != CG_OK)
         return status;
@@ -411,29 +418,20 @@ static cg_status start_storing(cachegen_save *save, const source *from,
     return status;
 }
 
-cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
-                                    cachegen_save **out)
+static cg_status start(cachegen *c, cachegen_save_request *r, cachegen_save **out)
 {
-    cachegen_save_request r;
     source from;
-    if (out == NULL)
-        return CG_ERR_INVALID_ARGUMENT;
-    *out = NULL;
-    if (connector == NULL)
-        return CG_ERR_INVALID_ARGUMENT;
-    cg_status status = cg_abi_take(request, &r, sizeof r);
-    if (status == CG_OK)
-        status = find_source(connector, &r, &from);
+    cg_status status = find_source(c, r, &from);
     if (status != CG_OK)
         return status;
-    cachegen_save *save = cg_operation_new(connector, sizeof *save, save_destroy);
+    cachegen_save *save = cg_operation_new(c, sizeof *save, save_destroy);
     if (save == NULL)
         return CG_ERR_NO_MEMORY;
-    const cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
-    status = describe(save, &from, &r);
+    const cg_gather *gather = atomic_load_explicit(&c->gather, memory_order_acquire);
+    status = describe(save, &from, r);
     if (status == CG_OK)
-        status = from.has_some_heads && !cg_gather_listens(gather) ? start_sending(save, &from, &r)
-                                                                   : start_storing(save, &from, &r);
+        status = from.has_some_heads && !cg_gather_listens(gather) ? start_sending(save, &from, r)
+                                                                   : start_storing(save, &from, r);
     if (status != CG_OK) {
         save_destroy(&save->op);
         return status;
@@ -441,6 +439,36 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     submit_copy(save);
     *out = save;
     return CG_OK;
+}
+
+cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_request *request,
+                                    cachegen_save **out)
+{
+    cachegen_save_request r;
+    if (out == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    *out = NULL;
+    if (connector == NULL)
+        return CG_ERR_INVALID_ARGUMENT;
+    cg_status status = cg_abi_take(request, &r, sizeof r);
+    if (status != CG_OK)
+        return status;
+    status = start(connector, &r, out);
+    /* CG_ERR_AGAIN: the rank that stores knows. Without a number it is none of the ranks' saves. */
+    if (status != CG_OK && status != CG_ERR_AGAIN && r.number != 0)
+        cachegen_save_refuse(connector, r.number);
+    return status;
+}
+
+void cachegen_save_refuse(cachegen *connector, uint64_t number)
+{
+    if (connector == NULL)
+        return;
+    cg_gather *gather = atomic_load_explicit(&connector->gather, memory_order_acquire);
+    if (number == 0)
+        number = next_number(connector);
+    if (gather != NULL && !cg_gather_listens(gather))
+        cg_gather_refuse(gather, number);
 }
 
 cachegen_status cachegen_save_poll(cachegen_save *save, cachegen_progress *progress_out)

@@ -195,6 +195,7 @@ _FUNCTIONS = {  # result type, argument types
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
     "save_hold": (c_int32, [c_void_p, c_void_p]),
     "save_cut": (None, [c_void_p]),
+    "save_refuse": (None, [c_void_p, c_uint64]),
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
     "report_load": (None, [c_void_p, c_uint32, c_void_p]),
@@ -399,6 +400,10 @@ class Connector:
         save = c_void_p()
         status = self._check(self._c.cachegen_save_start(self._handle, byref(save_request), byref(save)))
         return save if status == OK else None
+
+    def save_refuse(self, number):
+        """Of a rank: the save of this number is not started here, and the rank that stores need not wait for it."""
+        self._c.cachegen_save_refuse(self._handle, number)
 
     def save_poll(self, save):
         progress = Progress()

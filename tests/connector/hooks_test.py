@@ -367,10 +367,10 @@ class SaveTest(unittest.TestCase):
 
     def setUp(self):
         self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
-        self.refusal = None
+        self.refusal, self.refused = None, []
         cg = types.SimpleNamespace(
             save_start=self.save_start, save_free=lambda _: None, save_cut=lambda _: None, save_poll=self.poll,
-            strerror=str,
+            save_refuse=self.refused.append, strerror=str,
         )  # fmt: skip
         self.rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(library_of(cg, wait=self.fail, rank=self.rank), Failures(), block_tokens=16)
@@ -431,6 +431,16 @@ class SaveTest(unittest.TestCase):
         self.worker.finished_loads(set(), False)
         self.step(128)
         self.assertEqual((self.taken, self.worker._n_dropped), ([0, 64, 128], 1))
+
+    def test_the_rank_that_stores_is_told_of_a_save_that_is_not_asked_for(self):
+        self.rank.first_head = 2
+        self.worker._adapters = types.SimpleNamespace(holds=lambda _: False)
+        plan = SavePlan("r", array.array("I"), b"", b"", 0, 64, 0, False, [1], None, ("name", b"old"), number=7)
+        self.worker.start_saves(Metadata(saves=[plan]))
+        plan = dataclasses.replace(plan, adapter=None, tokens=None, number=8)  # which raises
+        with self.assertLogs("vllm.cachegen", "ERROR"):
+            self.worker.start_saves(Metadata(saves=[plan]))
+        self.assertEqual((self.taken, self.refused), ([], [7, 8]))
 
     def test_a_failed_save_ends_the_requests_saves(self):
         self.step(0)

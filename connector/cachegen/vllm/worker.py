@@ -286,11 +286,17 @@ class Worker:
             self.library.cg.report_prefill(*prefill)
 
     @guarded(lambda self, plan: False)
+    def _refuse_save(self, plan):
+        """The rank that stores need not wait for this one's heads."""
+        self.library.cg.save_refuse(plan.number)
+        return False
+
+    @guarded(_refuse_save)
     def _start_save(self, plan):
         """False: not taken, for want of staging memory (waiting for some would hold up the step), because the store
         hangs, or because the engine has computed it with another content of its adapter."""
         if plan.adapter is not None and not self._adapters.holds(plan.adapter):
-            return False
+            return self._refuse_save(plan)
         request = abi.make_request(plan.tokens, plan.salt, plan.extra)
         try:
             save = self.library.cg.save_start(
