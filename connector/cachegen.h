@@ -284,6 +284,8 @@ typedef struct cachegen_load_request {
     uint32_t after_kind; /* CACHEGEN_AFTER_... */
     uint32_t reserved;
     void *after;
+    const char *request_id; /* NULL, or what the engine calls the request, in UTF-8: its first 128
+                               bytes are in the load's trace. Copied */
 } cachegen_load_request;
 
 typedef struct cachegen_progress {

@@ -133,7 +133,7 @@ cachegen_status cachegen_load_start(cachegen *connector, const cachegen_load_req
         (status = fill(load, &r)) != CG_OK || (status = make_mark(load, &r)) != CG_OK)
         goto done;
     if (load->fetch.first < load->fetch.end)
-        load->trace = cg_trace_new(connector, load->op.started_ns);
+        load->trace = cg_trace_new(connector, load->op.started_ns, r.request_id);
 
     pthread_mutex_lock(&rt->lock);
     if (load->fetch.first < load->fetch.end) {

@@ -5,9 +5,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,12 +19,13 @@
 enum { ROW_LOAD = 1, ROW_PLAN = 2, ROW_READ = 1000, ROW_DECODE = 10000 };
 
 struct cg_trace {
-    cg_operation op;                  /* its queue is the writer's */
-    uint64_t began_ns, began_unix_ns; /* constant */
-    uint32_t number;                  /* constant: of the connector's traces */
-    cachegen_progress progress;       /* of the load that is done */
-    uint32_t n_lost;                  /* traces of the connector before it */
-    uint64_t planned;                 /* a digest of what was planned last */
+    cg_operation op;                        /* its queue is the writer's */
+    uint64_t began_ns, began_unix_ns;       /* constant */
+    uint32_t number;                        /* constant: of the connector's traces */
+    char request_id[CG_TRACE_ID_BYTES + 1]; /* constant */
+    cachegen_progress progress;             /* of the load that is done */
+    uint32_t n_lost;                        /* traces of the connector before it */
+    uint64_t planned;                       /* a digest of what was planned last */
     uint32_t n_events, n_dropped;
     cg_trace_event events[CG_TRACE_MAX_EVENTS];
 };
@@ -202,14 +205,28 @@ static void put_events(FILE *file, const cg_trace *trace, const cg_trace_event *
         }
 }
 
+/* Nothing of one that is no UTF-8: JSON has no way to say it. */
+static void put_request(FILE *file, const char *request_id)
+{
+    json_t *text = request_id[0] != '\0' ? json_string(request_id) : NULL;
+    if (text == NULL)
+        return;
+    fputs("\"request\": ", file);
+    json_dumpf(text, file, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+    fputs(", ", file);
+    json_decref(text);
+}
+
 static void put_load(FILE *file, const cg_trace *trace)
 {
     const cachegen_progress *p = &trace->progress;
     begin_event(file, "X", "load", ROW_LOAD, trace->began_ns);
     fputs(", ", file);
     put_thousandths(file, "dur", (double)p->total_ns);
-    fprintf(file, ", \"args\": {\"number\": %u, \"status\": \"%s\", \"loaded_tokens\": %u, ",
-            trace->number, cg_strerror((cg_status)p->status), p->loaded_tokens);
+    fputs(", \"args\": {", file);
+    put_request(file, trace->request_id);
+    fprintf(file, "\"number\": %u, \"status\": \"%s\", \"loaded_tokens\": %u, ", trace->number,
+            cg_strerror((cg_status)p->status), p->loaded_tokens);
     put_levels(file, p->chunks_at);
     fprintf(file,
             ", \"bytes_read\": %llu, \"bytes_dropped\": %llu, \"predicted_kl_micronats\": %llu}}",
@@ -329,7 +346,18 @@ static uint64_t unix_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns)
+/* With the lead of no character whose rest is cut. */
+static void keep_id(cg_trace *trace, const char *request_id)
+{
+    size_t n = request_id != NULL ? strnlen(request_id, CG_TRACE_ID_BYTES + 1) : 0;
+    if (n > CG_TRACE_ID_BYTES)
+        for (n = CG_TRACE_ID_BYTES; n > 0 && (request_id[n] & 0xc0) == 0x80;)
+            n--;
+    if (n > 0)
+        memcpy(trace->request_id, request_id, n);
+}
+
+cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns, const char *request_id)
 {
     if (connector->config->trace_dir == NULL)
         return NULL;
@@ -338,6 +366,7 @@ cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns)
         return NULL;
     trace->began_ns = began_ns;
     trace->began_unix_ns = unix_ns();
+    keep_id(trace, request_id);
     if (begin(trace->op.runtime, &trace->number))
         return trace;
     cg_trace_free(trace);

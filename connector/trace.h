@@ -20,6 +20,7 @@ enum {
     CG_TRACE_MAX_EVENTS = 4096, /* of a load; what comes later is only counted */
     CG_TRACE_MAX_WAITING = 64,  /* that are not written yet; what comes then is lost */
     CG_TRACE_MAX_FILES = 1000,  /* of a connector in a process */
+    CG_TRACE_ID_BYTES = 128,    /* of a request's id; what is longer is cut */
 };
 
 typedef enum cg_trace_kind {
@@ -44,9 +45,9 @@ typedef struct cg_trace_event {
 
 typedef struct cg_trace cg_trace;
 
-/* Without the lock: a trace of a load that began at began_ns. NULL: traces are off, no more are
- * kept, or there is no memory or thread for one. */
-cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns);
+/* Without the lock: a trace of a load that began at began_ns. request_id: of cachegen_load_request,
+ * may be NULL. NULL: traces are off, no more are kept, or there is no memory or thread for one. */
+cg_trace *cg_trace_new(cachegen *connector, uint64_t began_ns, const char *request_id);
 /* NULL is fine. */
 void cg_trace_free(cg_trace *trace);
 void cg_trace_add(cg_trace *trace, const cg_trace_event *event);

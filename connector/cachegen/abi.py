@@ -112,6 +112,7 @@ class LoadRequest(_Struct):
         + _u32("kv_id", "from_token", "to_token", "n_blocks")
         + [("block_table", c_void_p), ("plan", c_char_p), ("plan_bytes", c_size_t)]
         + _AFTER
+        + [("request_id", c_char_p)]
     )
 
 
@@ -322,8 +323,8 @@ class Connector:
         )
         self._check(self._c.cachegen_forget_failed(self._handle, plan, len(plan), byref(progress)))
 
-    def load_start(self, kv_id, from_token, to_token, block_ids, plan, after=None):
-        """after: what of a GPU's engine comes first, as (AFTER_..., cudaStream_t)."""
+    def load_start(self, kv_id, from_token, to_token, block_ids, plan, after=None, request_id=None):
+        """after: what of a GPU's engine comes first, as (AFTER_..., cudaStream_t). request_id: for the load's trace."""
         after_kind, handle = after or (AFTER_NONE, None)
         table = array.array("q", block_ids)
         request = LoadRequest(
@@ -336,6 +337,7 @@ class Connector:
             plan_bytes=len(plan),
             after_kind=after_kind,
             after=handle,
+            request_id=None if request_id is None else request_id.encode(errors="replace"),
         )
         load = c_void_p()
         self._check(self._c.cachegen_load_start(self._handle, byref(request), byref(load)))

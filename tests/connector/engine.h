@@ -409,6 +409,7 @@ class Engine
         r.plan_bytes = plan.size();
         r.after_kind = after_kind;
         r.after = after;
+        r.request_id = request_id;
         return within_step([&] { return cachegen_load_start(c, &r, load); });
     }
     // What an engine does for a request: look up, then load the hit into fresh blocks.
@@ -450,8 +451,9 @@ class Engine
     uint32_t after_kind = CACHEGEN_AFTER_NONE;
     void *after = nullptr;
     bool copies_later = false;
-    bool holds_later = false; // of blocks in a GPU's memory
-    uint64_t next_number = 0; // of its saves; 0: the library counts
+    bool holds_later = false;         // of blocks in a GPU's memory
+    uint64_t next_number = 0;         // of its saves; 0: the library counts
+    const char *request_id = nullptr; // of its loads
     std::function<void(std::function<void()>)> in_step = [](const auto &call) { call(); };
     cachegen_lookup_options options = {};
 

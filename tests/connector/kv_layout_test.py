@@ -121,7 +121,7 @@ class Recorder:
         self.layouts.append(layout)
         return 5
 
-    def load_start(self, _kv_id, _from, _to, block_ids, _plan, _after):
+    def load_start(self, _kv_id, _from, _to, block_ids, _plan, _after, _request_id):
         self.tables.append(block_ids)
         return 1
 

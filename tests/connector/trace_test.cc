@@ -28,7 +28,7 @@ std::string traced(const std::string &directory)
 }
 
 struct Event {
-    std::string name, phase, status;
+    std::string name, phase, status, request;
     int64_t row = 0;
     double ts = 0, end = 0;
     std::map<std::string, double> args;
@@ -144,6 +144,8 @@ struct Trace {
         {
             if (std::string(key) == "status")
                 event.status = json_string_value(value);
+            if (std::string(key) == "request")
+                event.request = json_string_value(value);
             event.args[key] = json_number_value(value);
         }
         events.push_back(event);
@@ -196,6 +198,35 @@ TEST(TraceTest, ALoadLeavesWhatItRead)
     }
     EXPECT_EQ(bytes, l.progress.bytes_read);
     EXPECT_GE(reads.size(), 6u);
+}
+
+// Clients may choose a part of it.
+TEST(TraceTest, ItNamesTheRequestWhateverIsInItsName)
+{
+    const std::string longest(CG_TRACE_ID_BYTES, 'x'), shorter = longest.substr(2);
+    const std::string odd = "cmpl-\"},\n{\\\x01 \x7f \xc3\xa9 \xf0\x9f\x98\x80";
+    const std::pair<std::string, std::string> ids[] = {{"", ""},
+                                                       {"cmpl-7", "cmpl-7"},
+                                                       {odd, odd},
+                                                       {"no UTF-8 \xff", ""},
+                                                       {longest, longest},
+                                                       {longest + "y", longest},
+                                                       {shorter + "\xc3\xa9", shorter + "\xc3\xa9"},
+                                                       {shorter + "x\xc3\xa9", shorter + "x"},
+                                                       {shorter + "\xf0\x9f\x98\x80", shorter}};
+    for (const auto &[given, told] : ids) {
+        SCOPED_TRACE(given);
+        const Traced t;
+        {
+            Engine warm(t.store, traced(t.dir.path));
+            warm.request_id = given.empty() ? nullptr : given.c_str();
+            ASSERT_EQ(warm.load(t.tokens).status, CACHEGEN_OK);
+        }
+        const Trace trace = t.only_trace();
+        ASSERT_TRUE(trace.is_json);
+        ASSERT_EQ(trace.named("load").size(), 1u);
+        EXPECT_EQ(trace.named("load")[0].request, told);
+    }
 }
 
 TEST(TraceTest, ItsTimesAreInOrder)
@@ -333,7 +364,7 @@ TEST(TraceTest, OffThereIsNeitherThreadNorFile)
     Engine off(t.store, PATIENT);
     ASSERT_EQ(off.load(t.tokens).status, CACHEGEN_OK);
     EXPECT_TRUE(comes_true([&] { return !has_thread(); })); // the first one's may still be ending
-    EXPECT_EQ(cg_trace_new(off.c, 0), nullptr);
+    EXPECT_EQ(cg_trace_new(off.c, 0, nullptr), nullptr);
     EXPECT_EQ(t.dir.files().size(), n_files);
 }
 
@@ -342,7 +373,7 @@ TEST(TraceTest, WhatIsTooMuchIsCounted)
     const Traced t;
     const TempDir other;
     Engine engine(t.store, traced(t.dir.path));
-    const std::unique_ptr<cg_trace, void (*)(cg_trace *)> trace(cg_trace_new(engine.c, 0),
+    const std::unique_ptr<cg_trace, void (*)(cg_trace *)> trace(cg_trace_new(engine.c, 0, nullptr),
                                                                 cg_trace_free);
     ASSERT_NE(trace, nullptr);
     cg_trace_event event = {};

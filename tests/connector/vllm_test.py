@@ -152,6 +152,7 @@ class Engine:
                 told={name.removeprefix("cachegen."): value for name, value in output.kv_transfer_params.items()},
                 cached=output.num_cached_tokens,
                 preempted=output.metrics.num_preemptions,
+                request_id=output.request_id,
             )
             for output in outputs
         ]
@@ -820,8 +821,10 @@ def brief_phase(work, cases):
     import vllm
 
     print(f"    vLLM {vllm.__version__}", flush=True)
-    root = os.path.join(work, "store")
-    engine = Engine(root, "float32", engine_args={"enable_lora": True, "max_lora_rank": 8}, strict=True)
+    root, traces = os.path.join(work, "store"), os.path.join(work, "traces")
+    os.mkdir(traces)
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    engine = Engine(root, "float32", engine_args=lora, strict=True, trace_dir=traces)
     prompt = read_prompts()["short"]
     whole = len(prompt) // 32 * 32
     from vllm.lora.request import LoRARequest
@@ -829,6 +832,15 @@ def brief_phase(work, cases):
     with cases("a prompt is computed, stored, loaded and answered alike"):
         cold, warm = engine.ask(prompt, max_tokens=4), engine.ask(prompt, max_tokens=4)
         equal((cold.hit, warm.hit, warm.tokens), (0, whole, cold.tokens), "tokens loaded at first and again, answer")
+    with cases("a load leaves a trace that names its request"):
+        deadline = time.monotonic() + 120
+        while not (found := glob.glob(os.path.join(traces, "*.json"))):
+            holds(time.monotonic() < deadline, "no trace")
+            time.sleep(0.005)
+        with open(found[0]) as file:
+            (load,) = (event for event in json.load(file)["traceEvents"] if event["name"] == "load")
+        # vLLM's own id of a request begins with the one that it was given.
+        holds(load["args"]["request"].startswith(warm.request_id), f"{load['args']} of request {warm.request_id}")
     with cases("a load that fails is recomputed"):
         for path in glob.glob(os.path.join(root, NAME, "objects", "*", "*", "*L0.kv")):
             os.truncate(path, os.path.getsize(path) // 2)

@@ -214,7 +214,7 @@ class Worker:
         block_ids = kernel_blocks(plan.block_ids, self._n_kernel_blocks)
         try:
             load = self.library.cg.load_start(
-                self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after
+                self._kv_id, plan.from_token, plan.to_token, block_ids, plan.plan, self._steps.after, plan.req_id
             )
         except Exception as e:
             self.outages.failed(LOADS, f"request {plan.req_id}, from {self.library.root}: {e}")
