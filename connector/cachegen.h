@@ -88,7 +88,7 @@ typedef struct cachegen_save cachegen_save;     /* a save under way */
  * thread is left behind, which frees what it has when the store answers, if ever. On failure *out
  * is NULL, and error[error_bytes] (may be NULL) holds one sentence that names the key. On success
  * it is empty, or a warning: the curve of quality in model.json is not valid, and the built-in one
- * is used. */
+ * is used; or there was nothing of a store in root, and one is begun there. */
 CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, cachegen **out,
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after

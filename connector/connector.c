@@ -197,6 +197,10 @@ static cg_status open_store(cachegen *c, const cg_sentence *error)
     if (status != CG_OK)
         return cg_sentence_say(error, status, "\"root\": %s/%s: %s", c->config->root,
                                c->config->model, cg_strerror(status));
+    if (cg_store_is_begun(c->store))
+        cg_sentence_say(error, CG_OK,
+                        "\"root\": %s was no store: a new one is begun in it; is a mount missing?",
+                        c->config->root);
     c->asks_by_threads =
         c->config->io_backend == CG_IO_AUTO && cg_store_is_of_type(c->store, "fuse.cachegenfs");
     c->is_sshfs = cg_store_is_of_type(c->store, "fuse.sshfs");

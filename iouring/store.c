@@ -76,6 +76,8 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
         goto failed;
     /* Not by the type of the file system: between this host and the mount may be sshfs or NFS. */
     store->is_mount = faccessat(store->root_fd, CG_LAYOUT_MOUNT, F_OK, 0) == 0;
+    if (create && find_model(store->root_fd, model) == CG_ERR_NOT_FOUND)
+        store->is_begun = cg_layout_find(store->root_fd) == CG_ERR_NOT_FOUND;
     if (create && (status = make_folders(store->root_fd, model)) != CG_OK)
         goto failed;
     if ((status = find_model(store->root_fd, model)) != CG_OK)
@@ -85,6 +87,11 @@ cg_status cg_store_open(const char *root, const char *model, bool create, cg_sto
 failed:
     cg_store_free(store);
     return status;
+}
+
+bool cg_store_is_begun(const cg_store *store)
+{
+    return store->is_begun;
 }
 
 bool cg_store_is_of_the_gone(const cg_io_completion *answer)

@@ -33,6 +33,9 @@ typedef struct cg_store cg_store;
  * CG_ERR_CORRUPT: the store has another layout (iouring/layout.h). */
 cg_status cg_store_open(const char *root, const char *model, bool create, cg_store **store_out);
 void cg_store_free(cg_store *store); /* NULL is fine */
+/* Whether cg_store_open() has made the model's folder where nothing said that there is a store
+ * (cg_layout_find()): it is a new one, or its disk is not mounted. */
+bool cg_store_is_begun(const cg_store *store);
 
 /* Most bytes of a chunk's file: a header that says more is damaged. Keeps sums of sizes finite. */
 #define CG_STORE_MOST_CHUNK_BYTES (UINT64_C(1) << 40)

@@ -12,6 +12,7 @@ struct cg_store {
     char *root;    /* its path from / on */
     long type;     /* of its file system, as statfs() has it */
     bool is_mount; /* of cachegenfs, here or further away */
+    bool is_begun; /* by this opening: root had no sign of a store */
     char model[CG_TREE_NAME_BYTES];
     cg_folders *folders; /* of objects, as far as they are open; look-ups find out which are gone */
 };

@@ -227,6 +227,32 @@ TEST_F(OpenTest, ARootThatIsNoneIsRefusedWithWhatTheSystemSaysOfIt)
     }
 }
 
+// It may as well be the bare mount point of one.
+TEST_F(OpenTest, ADirectoryThatWasNoStoreIsToldOf)
+{
+    const auto warning = [&](const std::string &root, const std::string &model) {
+        const std::string geometry =
+            "\"model\": \"" + model +
+            "\", \"geometry\": {\"n_layers\": 4, \"n_kv_heads\": 2, \"head_dim\": 16, \"dtype\": "
+            "\"bf16\", \"model_fingerprint\": \"" +
+            hex(model_of(store.spec)) + "\"}";
+        const std::string json = "{\"root\": \"" + root + "\", " + geometry + "}";
+        char error[512];
+        cachegen *c = nullptr;
+        EXPECT_EQ(cachegen_open(json.data(), json.size(), &c, error, sizeof error), CACHEGEN_OK);
+        cachegen_close(c);
+        return std::string(error);
+    };
+    const TempDir bare, mount, empty_store;
+    ASSERT_EQ(mkdirat(mount.fd, ".cachegenfs", 0700), 0);
+    empty_store.write(".cachegenfs-layout", "1\n");
+    EXPECT_TRUE(has(warning(bare.path, "m"), bare.path + " was no store"));
+    EXPECT_EQ(warning(bare.path, "m"), "") << "now it is one";
+    EXPECT_EQ(warning(bare.path, "another"), "");
+    EXPECT_EQ(warning(mount.path, "m"), "");
+    EXPECT_EQ(warning(empty_store.path, "m"), "");
+}
+
 TEST_F(OpenTest, CpusThatDoNotExistAreRefused)
 {
     EXPECT_TRUE(has(refused("\"cpu_affinity\": [1023]"), "\"cpu_affinity\""));
