@@ -179,16 +179,20 @@ class KvModel:
         and pairings that the configuration does not tell, and layers without rotation. (Not so the same token many
         times over: it attends to all that came before, and where attention has sinks it learns how many there are.)
         Where the configuration names no rotation, the same V with another K is one; positions that are added to tokens
-        change both."""
-        if not self.rope.rotary_dim and "position_ids" not in signature(self.model.forward).parameters:
-            return
-        positions = [at for at in (0, 1, 2, 7, 60, 300, 1000) if at < self.most_tokens]
+        change both. A model that cannot be told positions (RoFormer) has the same token many times over, and only the
+        first layer is looked at: its K and V attend to nothing."""
+        is_told = self.rope.rotary_dim > 0 or "position_ids" in signature(self.model.forward).parameters
+        positions = [at for at in (0, 1, 2, 7, 60, 300, 1000) if at < self.most_tokens and (is_told or at < 100)]
         positions = torch.tensor(positions, device=self.device)
-        ids = torch.full_like(positions, min(100, self.model.get_input_embeddings().num_embeddings - 1))
-        out = self.model(
-            ids[:, None], position_ids=positions[:, None], past_key_values=self.new_cache(), use_cache=True
-        )
-        k, v = (x.float() for x in self._stack(out.past_key_values, len(positions)))
+        token = min(100, self.model.get_input_embeddings().num_embeddings - 1)
+        if is_told:
+            given = {"input_ids": torch.full_like(positions, token)[:, None], "position_ids": positions[:, None]}
+        else:
+            given = {"input_ids": torch.full((1, int(positions[-1]) + 1), token, device=self.device)}
+        out = self.model(**given, past_key_values=self.new_cache(), use_cache=True)
+        k, v = (x.float() for x in self._stack(out.past_key_values, len(given["input_ids"])))
+        if not is_told:
+            k, v = k[:1, positions], v[:1, positions]
         k = self.rope.rotate(k, positions, inverse=True)
         error, of_v = ((x - x[:, :1]).flatten(1).norm(dim=1) / (x.flatten(1).norm(dim=1) + 1e-9) for x in (k, v))
         if not self.rope.rotary_dim and of_v.max() > 0.01:

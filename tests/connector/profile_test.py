@@ -104,6 +104,9 @@ REFUSED = {
     "interleaved rope of 16 dimensions": lambda: transformers.GPTJConfig(
         vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4, rotary_dim=16, bos_token_id=None,
         eos_token_id=None),
+    "K of layer 0 is not rotated": lambda: transformers.RoFormerConfig(
+        vocab_size=256, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128,
+        is_decoder=True),
     "once a query head": lambda: config("Falcon", num_kv_heads=2, new_decoder_architecture=True),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
     "layers that differ in head_dim": lambda: config(
@@ -619,6 +622,9 @@ class ProfileTest(unittest.TestCase):
         positions = dict(vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4)
         make_model(self.path("model"), transformers.GPT2Config(**positions, bos_token_id=None, eos_token_id=None))
         self.assertEqual(KvModel(self.path("model")).rope.kind, "none")
+        bloom = dict(vocab_size=256, hidden_size=128, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
+        make_model(self.path("model"), transformers.BloomConfig(**bloom))
+        self.assertEqual(KvModel(self.path("model")).rope.kind, "none", "a model that cannot be told positions")
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         with mock.patch("cachegen.kv_model.rope_of", lambda *_: NO_ROPE):
             with self.assertRaisesRegex(Unsupported, "not rotated as its configuration says .kind none"):
