@@ -279,6 +279,8 @@ def run(options):
     if steps is None and not held_out:
         raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
 
+    with reading("profile", options.out):
+        os.makedirs(options.out, mode=0o700, exist_ok=True)
     caches, n_classes = Caches(model, int(options.memory_gib * 2**30), options.seed), options.classes or N_CLASSES
     if is_paper:
         profile = paper.make(
@@ -304,11 +306,13 @@ def run(options):
     caches.kept.clear()
     data = profile.to_bytes()
     digest = weights_digest(options.model_dir) if options.digest_weights else None
-    write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=curve, digest=digest)
+    with reading("profile", options.out):
+        write_store(options.out, model, fingerprint, profile, data, not options.no_default, curve=curve, digest=digest)
     seconds, asked = time.monotonic() - progress.began, options.block_steps and not is_paper
     report = make_report(model, profile, data, held_out, scores, curve, is_of_held_out, seconds, asked)
     print_report(report)
     if options.json:
+        os.makedirs(os.path.dirname(os.path.abspath(options.json)), mode=0o700, exist_ok=True)
         write_atomically(os.path.abspath(options.json), json.dumps(report, indent=1).encode() + b"\n")
     return report
 

@@ -313,7 +313,8 @@ def run(options):
     profile = assemble(model, geometry.model_fingerprint, transform, statistics.histograms, plan, steps,
                        options.classes or N_CLASSES)  # fmt: skip
     data = profile.to_bytes()
-    write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
+    with reading("self_profile", options.store):
+        write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
     progress.start("sizes of chunks that were held out")
     sizes = measure_sizes(model, source, profile, held_out, progress)
     report = {"profile": profile.fingerprint.hex(), "profile_bytes": len(data), "n_tokens": n_tokens,

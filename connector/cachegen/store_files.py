@@ -1,15 +1,19 @@
 """The files that the profile tools write into a model's folder of a store: model.json, profiles/<fingerprint>.cgp and
 profiles/default, the name of the one that is used. Each appears whole or not at all, readable by its owner only.
+
+A model's folder is never made to write into it. It is there when a tool begins to work, for minutes or hours. Where it
+is missing then, the store's mount has ended meanwhile, and what is written in the bare mount point is in no store.
 """
 
+import contextlib
 import json
 import os
 import tempfile
 
 
 def write_atomically(path, data):
+    """In a folder that is there."""
     folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-")  # 0600
     try:
         with os.fdopen(handle, "wb") as file:
@@ -49,9 +53,9 @@ def _described(folder):
 
 
 def write_store(out, model, fingerprint, profile, data, make_default=True, described=None, curve=None, digest=None):
-    """described: what model.json says already, which stays. curve: of the profile's quality, as kl_curve.fit() has it;
-    those of the store's other profiles stay. digest: weights_digest() of the model, where engines are to compare all of
-    their weights; one that is there for the same fingerprint stays."""
+    """out: the model's folder, which is there. described: what model.json says already, which stays. curve: of the
+    profile's quality, as kl_curve.fit() has it; those of the store's other profiles stay. digest: weights_digest() of
+    the model, where engines are to compare all of their weights; one that is there for the same fingerprint stays."""
     name, there = profile.fingerprint.hex(), _described(out)
     curves = there.get("quality")
     curves = {**(curves if isinstance(curves, dict) else {}), **({name: curve} if curve else {})}
@@ -72,6 +76,8 @@ def write_store(out, model, fingerprint, profile, data, make_default=True, descr
     }
     text = json.dumps(description, indent=1).encode() + b"\n"
     write_atomically(os.path.join(out, "model.json"), text)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(os.path.join(out, "profiles"), mode=0o700)
     write_atomically(os.path.join(out, "profiles", name + ".cgp"), data)
     if make_default:
         write_atomically(os.path.join(out, "profiles", "default"), name.encode() + b"\n")

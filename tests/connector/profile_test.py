@@ -286,6 +286,21 @@ class ProfileTest(unittest.TestCase):
                 os.remove(os.path.join(model, name))
         ends(model, self.text, f"profile: the tokenizer in {model}: ")
 
+    def test_nothing_is_written_where_the_models_folder_has_gone_meanwhile(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        out, make, stderr = self.path("store", "tiny"), profile.make_profile, io.StringIO()
+
+        def unmount_and_make(*arguments, **options):
+            os.rename(out, self.path("away"))
+            return make(*arguments, **options)
+
+        with mock.patch("cachegen.profile.make_profile", unmount_and_make), contextlib.redirect_stderr(stderr):
+            with self.assertRaises(SystemExit) as ended:
+                self.profile("--dtype", "fp32")
+        self.assertEqual(ended.exception.code, 2)
+        self.assertIn(f"profile: {out}: No such file or directory\n", stderr.getvalue())
+        self.assertEqual((os.listdir(self.path("store")), os.listdir(self.path("away"))), ([], []))
+
     def test_codec_opens_profiles_and_errs_by_the_step(self):
         for name, make_config in CODED.items():
             with self.subTest(name):

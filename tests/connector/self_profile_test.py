@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import types
 import unittest
 
 import profile_test as tiny  # skips without torch and transformers
@@ -21,6 +22,7 @@ from cachegen.kv_model import Context, KvModel
 from cachegen.profile_file import N_LEVELS, read_profile
 from cachegen.quality import score
 from cachegen.rope import NO_ROPE, Unsupported, rope_from_json, rope_of
+from cachegen.store_files import write_store
 from safetensors.torch import load_file, save_file
 
 MODEL_DIR = os.environ.get("CG_MODEL_DIR", "")
@@ -106,6 +108,16 @@ class StoreTest(unittest.TestCase):
         with open(os.path.join(self.store, "model.json"), "w") as file:
             file.write("[")
         self.refuse("model.json")
+
+    def test_a_store_that_has_gone_is_not_made_anew(self):
+        geometry = self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT)
+        model, profile = self_profile.StoredModel(geometry, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
+        write_store(self.store, model, FINGERPRINT, profile, b"profile")
+        self.assertEqual(sorted(os.listdir(self.store)), ["model.json", "profiles"])
+        shutil.rmtree(self.store)
+        with self.assertRaises(FileNotFoundError):
+            write_store(self.store, model, FINGERPRINT, profile, b"profile")
+        self.assertFalse(os.path.exists(self.store))
 
     def test_ropes_come_back_from_model_json(self):
         for name in ("Llama, GQA, head 64", "Llama, llama3 rope", "Llama, linear rope", "StableLm, partial rotary"):

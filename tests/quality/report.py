@@ -96,6 +96,7 @@ class Result:
 
     def __init__(self, options):
         self.path, self.began = options.out, time.monotonic()
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         texts = options.calibration + sorted(glob.glob(f"{options.data}/*.*"))
         settings = {
             "tokens": options.tokens,
