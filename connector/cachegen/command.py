@@ -43,23 +43,22 @@ def make_parser(tool, document):
     return parser
 
 
-_PLAIN = (OSError, ValueError)
+PLAIN = (OSError, ValueError)
 # What transformers ends with where a model's files are not as it wants them, or a package is missing that they need.
-_OF_MODELS = (*_PLAIN, ImportError, KeyError, AttributeError, TypeError, RuntimeError)
+OF_MODELS = (*PLAIN, ImportError, KeyError, AttributeError, TypeError, RuntimeError)
 
 
 @contextlib.contextmanager
-def reading(tool, what, is_model=False):
+def reading(tool, what, expected=PLAIN):
     """What cannot be read ends the tool with a line that says why, and status 2: it is no mistake of the tool's. With
     CACHEGEN_TRACEBACK in the environment it ends with the traceback."""
-    expected = _OF_MODELS if is_model else _PLAIN
     try:
         yield
     except expected as error:
         if os.environ.get("CACHEGEN_TRACEBACK"):
             raise
         lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
-        kind = "" if lines and isinstance(error, _PLAIN) else type(error).__name__
+        kind = "" if lines and isinstance(error, PLAIN) else type(error).__name__
         print(f"{tool}: {what}: {': '.join([*filter(None, [kind]), *lines[:1]])}", file=sys.stderr)
         raise SystemExit(2) from error
 

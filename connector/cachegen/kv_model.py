@@ -7,6 +7,7 @@ Layers with a sliding window keep the K and V of all tokens, like the others: th
 DynamicCache is made without the configuration, with which it would cut these layers to their window.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -21,6 +22,19 @@ _FIRST_QUERIES = 64  # are left out of their mean: those tokens have little to a
 # Arguments of what is no plain softmax of scores.
 _ODD_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
 FISHER_DRAWS = 4  # continuations of a context: one is noisy, and the weights come from few contexts
+
+
+class ModelError(ValueError):
+    """What a model that runs has ended with, in a line: out of memory, for example."""
+
+
+@contextlib.contextmanager
+def _running():
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise ModelError(": ".join(filter(None, (type(error).__name__, text)))) from error
 
 
 @dataclass
@@ -215,7 +229,8 @@ class KvModel:
     def prefill(self, context):
         """K, V of the first n tokens, rounded to dtype."""
         ids = context.ids[: context.n].to(self.device)
-        out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
+        with _running():
+            out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
         return tuple(x.to(self.dtype) for x in self._stack(out.past_key_values))
 
     def cache(self, k, v):
@@ -228,7 +243,9 @@ class KvModel:
     def log_probs(self, context, k, v):
         """log p of the tokens after the context, f32 [n_continuation][vocabulary]."""
         ids = context.ids[context.n :].to(self.device)
-        return self.model(ids[None], past_key_values=self.cache(k, v)).logits[0].float().log_softmax(-1)
+        cache = self.cache(k, v)
+        with _running():
+            return self.model(ids[None], past_key_values=cache).logits[0].float().log_softmax(-1)
 
     @torch.enable_grad()
     def fisher(self, context, k, v, n_sinks, generator):
@@ -247,7 +264,8 @@ class KvModel:
             sampled = torch.multinomial(p, 1, generator=generator).to(self.device)
             sign = torch.randint(0, 2, sampled.shape, generator=generator).to(self.device) * 2.0 - 1
             objective = (log_p.gather(1, sampled) * sign).sum()
-            gradient_k, gradient_v = torch.autograd.grad(objective, (k, v), retain_graph=draw + 1 < FISHER_DRAWS)
+            with _running():
+                gradient_k, gradient_v = torch.autograd.grad(objective, (k, v), retain_graph=draw + 1 < FISHER_DRAWS)
             gradient_k = self.rope.rotate(gradient_k.float(), positions, inverse=True)[:, n_sinks:]
             gradients = torch.stack([gradient_k, gradient_v.float()[:, n_sinks:]], 1)
             total = total + gradients.pow(2).mean(2).flatten(2)
@@ -267,7 +285,8 @@ class KvModel:
         coded = [x.to(self.compute_dtype, copy=True).requires_grad_(True) for x in (coded_k, coded_v)]
         log_p = self.log_probs(context, *coded)
         kl = (reference.exp() * (reference - log_p)).sum(-1).mean()
-        gradients = torch.autograd.grad(kl, coded)
+        with _running():
+            gradients = torch.autograd.grad(kl, coded)
         with torch.no_grad():
             shares = [gradient.float() * (y.float() - x.float()) for gradient, y, x in zip(gradients, coded, (k, v))]
             return torch.stack([share.sum((1, 2, 3)) / 2 for share in shares], 1)

@@ -15,12 +15,12 @@ import time
 import numpy as np
 
 from . import kl_curve, paper, quality
-from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
+from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .compute_type import DTYPES, dtype_name
 from .contexts import Caches, pick, tokenize, windows
 from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
-from .kv_model import KvModel
+from .kv_model import KvModel, ModelError
 from .make_profile import (
     AUTO,
     JOINT_SHARE,
@@ -247,40 +247,9 @@ def matrices_of(model, options):
     return Matrices(groups, fits if len(planes) > 1 else options.planes == "joined")
 
 
-def run(options):
-    progress = Progress(options.quiet)
-    from transformers import AutoTokenizer
-
-    progress.start(f"loading {options.model_dir}")
-    dtype, compute_dtype = DTYPES.get(options.dtype), DTYPES.get(options.compute_dtype)
-    for path in (*options.texts, *(options.held_out or ())):
-        with reading("profile", path), open(path, "rb") as file:
-            file.read(1)  # before the model is loaded; of a folder this fails, too
-    with reading("profile", options.model_dir, is_model=True):
-        os.listdir(options.model_dir)  # else transformers takes it for a name to download
-        model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
-        fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
-    with reading("profile", f"the tokenizer in {options.model_dir}", is_model=True):
-        tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
-        if tokenizer("a").input_ids == tokenizer("b").input_ids:  # of some models one is made without any files
-            raise ValueError("it makes the same of every text: its files (tokenizer.json) are missing")
-    progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
-    contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
-    held_out = pick(held_out, options.report_contexts)
+def make_and_measure(model, fingerprint, contexts, held_out, matrices, steps, n_shared, options, progress):
+    """(Profile, scores by level, curve of KL, whether that is of held-out text)"""
     is_paper = options.preset == "paper"
-    try:
-        auto = options.steps == "auto" and not is_paper
-        steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
-        matrices = None if is_paper else matrices_of(model, options)
-        n_shared = 0 if is_paper else shared_of(model, matrices, options, sum(context.n for context in contexts))
-    except ValueError as error:
-        raise SystemExit(f"profile: {error}") from error
-
-    if steps is None and not held_out:
-        raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
-
-    with reading("profile", options.out):
-        os.makedirs(options.out, mode=0o700, exist_ok=True)
     caches, n_classes = Caches(model, int(options.memory_gib * 2**30), options.seed), options.classes or N_CLASSES
     if is_paper:
         profile = paper.make(
@@ -303,7 +272,47 @@ def run(options):
     progress.start("KL divergence by distance to the end")
     levels = [kl_curve.CURVE_LEVEL] if is_of_held_out else range(N_LEVELS)
     curve = kl_curve.fit(kl_curve.measure(model, coder, planes, caches, chosen, progress, levels), of_others)
-    caches.kept.clear()
+    return profile, scores, curve, is_of_held_out
+
+
+def run(options):
+    progress = Progress(options.quiet)
+    from transformers import AutoTokenizer
+
+    progress.start(f"loading {options.model_dir}")
+    dtype, compute_dtype = DTYPES.get(options.dtype), DTYPES.get(options.compute_dtype)
+    for path in (*options.texts, *(options.held_out or ())):
+        with reading("profile", path), open(path, "rb") as file:
+            file.read(1)  # before the model is loaded; of a folder this fails, too
+    with reading("profile", options.model_dir, OF_MODELS):
+        os.listdir(options.model_dir)  # else transformers takes it for a name to download
+        model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
+        fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
+    with reading("profile", f"the tokenizer in {options.model_dir}", OF_MODELS):
+        tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
+        if tokenizer("a").input_ids == tokenizer("b").input_ids:  # of some models one is made without any files
+            raise ValueError("it makes the same of every text: its files (tokenizer.json) are missing")
+    progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
+    contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
+    held_out = pick(held_out, options.report_contexts)
+    is_paper = options.preset == "paper"
+    try:
+        auto = options.steps == "auto" and not is_paper
+        steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
+        matrices = None if is_paper else matrices_of(model, options)
+        n_shared = 0 if is_paper else shared_of(model, matrices, options, sum(context.n for context in contexts))
+    except ValueError as error:
+        raise SystemExit(f"profile: {error}") from error
+
+    if steps is None and not held_out:
+        raise SystemExit("profile: --steps auto needs held-out text, or texts of more than one context")
+
+    with reading("profile", options.out):
+        os.makedirs(options.out, mode=0o700, exist_ok=True)
+    with reading("profile", f"running {options.model_dir}", ModelError):
+        profile, scores, curve, is_of_held_out = make_and_measure(
+            model, fingerprint, contexts, held_out, matrices, steps, n_shared, options, progress
+        )
     data = profile.to_bytes()
     digest = weights_digest(options.model_dir) if options.digest_weights else None
     with reading("profile", options.out):

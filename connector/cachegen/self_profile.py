@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from .assemble import assemble, plan_columns
-from .command import MAX_MODEL_LEN, Progress, make_main, make_parser, reading
+from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .contexts import pick
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
@@ -154,7 +154,7 @@ def find_rope(described, model_dir, head_dim, max_model_len=None):
         return rope
     from transformers import AutoConfig
 
-    with reading("self_profile", model_dir, is_model=True):
+    with reading("self_profile", model_dir, OF_MODELS):
         config = text_config(AutoConfig.from_pretrained(model_dir))
         fix_rope(config, max_model_len)
         found = rope_of(config, head_dim)

@@ -34,7 +34,7 @@ try:
     from cachegen.contexts import CONTINUATION
     from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
-    from cachegen.kv_model import FISHER_DRAWS, Context, KvModel, auto_class
+    from cachegen.kv_model import FISHER_DRAWS, Context, KvModel, ModelError, auto_class
     from cachegen.profile_file import read_profile, to_bf16_bits
     from cachegen.quality import Coder, score
     from cachegen.rope import NO_ROPE, Unsupported
@@ -300,6 +300,23 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(ended.exception.code, 2)
         self.assertIn(f"profile: {out}: No such file or directory\n", stderr.getvalue())
         self.assertEqual((os.listdir(self.path("store")), os.listdir(self.path("away"))), ([], []))
+
+    def test_what_the_model_ends_with_is_one_line_and_status_2(self):
+        make_model(self.path("model"), config("Llama", num_key_value_heads=2, vocab_size=70))  # the tokenizer knows 256
+        with contextlib.redirect_stderr(io.StringIO()) as stderr, self.assertRaises(SystemExit) as ended:
+            self.profile("--dtype", "fp32")
+        self.assertEqual(ended.exception.code, 2)
+        wanted = f"profile: running {self.path('model')}: IndexError: index out of range in self"
+        self.assertEqual([line for line in stderr.getvalue().splitlines() if line.startswith("profile: ")], [wanted])
+        with mock.patch.dict(os.environ, CACHEGEN_TRACEBACK="1"), self.assertRaises(ModelError) as ended:
+            self.profile("--dtype", "fp32")
+        self.assertIsInstance(ended.exception.__cause__, IndexError)
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        full, told = RuntimeError("out of memory\nwhere"), "^RuntimeError: out of memory$"
+        for name in ("torch.autograd.grad", "transformers.cache_utils.DynamicCache.get_seq_length"):
+            model, context, k, v = self.prefilled()
+            with mock.patch(name, side_effect=full), self.assertRaisesRegex(ModelError, told):
+                model.fisher(context, k, v, MOST_SINKS, torch.Generator())
 
     def test_codec_opens_profiles_and_errs_by_the_step(self):
         for name, make_config in CODED.items():
