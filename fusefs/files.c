@@ -79,6 +79,11 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
     return error;
 }
 
+/* Of the caller's flags, those for the store's file. Its O_DIRECT is for its buffers, not for ours;
+ * creation and truncation are done apart. To run a program the kernel adds a flag of its own, which
+ * openat2() refuses. */
+enum { FLAGS_FOR_STORE = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | O_LARGEFILE };
+
 static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
 {
     const bool writable = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
@@ -93,10 +98,8 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
     if (pending != NULL) {
         error = open_pending(fs, pending, writable, file_out);
     } else {
-        /* The caller's O_DIRECT is for its buffers, not for ours; creation and truncation are
-         * done apart. */
         const bool appends = writable && (flags & O_APPEND) != 0;
-        flags &= ~(O_CREAT | O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+        flags &= FLAGS_FOR_STORE;
         if ((flags & O_ACCMODE) == O_RDONLY && writable)
             flags |= O_RDWR; /* O_RDONLY | O_TRUNC */
         char *path;
@@ -202,12 +205,10 @@ static int create_strict(cg_fs *fs, const creation *c, cg_fs_entry *entry_out,
 static int create_named(cg_fs *fs, const creation *c, int *fd_out)
 {
     /* O_EXCL whatever the caller said: an existing file must pass cg_fs_open() and its rules. */
-    const int keep = ~(O_EXCL | O_TRUNC | O_NOCTTY | O_DIRECT | O_NOATIME);
+    const int flags = (c->flags & FLAGS_FOR_STORE) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     /* The file is the caller's from its first moment: see fusefs/persona.h. */
     cg_persona_enter(c->caller->uid, c->caller->gid);
-    *fd_out =
-        openat(c->dir_fd, c->name, (c->flags & keep) | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-               c->mode & 07777);
+    *fd_out = openat(c->dir_fd, c->name, flags, c->mode & 07777);
     const int error = *fd_out < 0 ? errno : 0;
     cg_persona_leave();
     cg_space_failed(fs, error);

@@ -719,6 +719,15 @@ TEST_F(FsTest, UnlinkedFileLivesAsLongAsItIsOpen)
     EXPECT_EQ(cg_fs_getattr(fs.fs, node, &attr), ENOENT);
 }
 
+TEST_F(FsTest, AProgramOpensAlthoughTheKernelSaysThatItIsToRun)
+{
+    enum { KERNEL_RUNS_IT = 040 }; /* __FMODE_EXEC, beside the flags of open(2) */
+    cg_fs_file *file;
+    ASSERT_EQ(fs.put("m/run.sh", Bytes{'#', '!'}), 0);
+    ASSERT_EQ(fs.open("m/run.sh", O_RDONLY | KERNEL_RUNS_IT, &file), 0);
+    EXPECT_EQ(fs.close(file), 0);
+}
+
 TEST_F(FsTest, AContextWhereNobodyLooksForOneIsToldOf)
 {
     static const char TOLD[] = "not served, contexts lie in MODEL/contexts/NAME: ";

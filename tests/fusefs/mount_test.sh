@@ -249,7 +249,16 @@ repository() (
         git add . && git commit -qm 1 && git mv good better && git commit -qm 2 && git gc -q && git fsck --strict &&
         git clone -q . ../clone && same_tree better ../clone/better
 )
+# can_run [COMMAND...]: by it, programs of the mount can be run.
+can_run() {
+    check "a script runs" equal "$("$@" "$mnt/m/run.sh" it)" "ran it"
+    check "a program runs" "$@" "$mnt/m/true"
+}
 programs_of_others() {
+    printf '#!/bin/sh\necho ran "$1"\n' > "$mnt/m/run.sh"
+    cp "$(type -P true)" "$mnt/m/true"
+    chmod 755 "$mnt/m/run.sh" "$mnt/m/true"
+    can_run
     mkdir "$mnt/m/others"
     check "odd names" python3 -c "$odd_names" "$mnt/m/others/names"
     check "sqlite" python3 -c "$database" "$mnt/m/others/base-"
@@ -267,6 +276,7 @@ others_work() {
     [ "$(id -u)" = 0 ] || return 0
     mkdir -m 777 "$mnt/m/open"
     chmod 755 "$tmp"
+    can_run setpriv --reuid 12345 --regid 23456 --clear-groups
     check "files belong to who makes them" setpriv --reuid 12345 --regid 23456 --clear-groups \
         sh -c 'umask 027; : > "$1/f"; mkdir "$1/d"; ln -s x "$1/l"' sh "$mnt/m/open"
     check "file" equal "$(stat -c '%u %g %a' "$store/m/open/f")" "12345 23456 640"
