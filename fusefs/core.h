@@ -239,6 +239,7 @@ void cg_fs_closedir(cg_fs_directory *directory);
 /* EEXIST, or without O_EXCL ESTALE: the name is there by now. The kernel looks it up again. */
 int cg_fs_create(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, const char *name,
                  mode_t mode, int flags, cg_fs_entry *entry_out, cg_fs_file **file_out);
+/* ESTALE: the file has no name any more, or is not what was looked up. The kernel looks again. */
 int cg_fs_open(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flags,
                cg_fs_file **file_out);
 /* Says where the bytes of a read are. Nothing is copied, so that the kernel can take them from fd

@@ -106,8 +106,11 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
         /* O_NONBLOCK: a FIFO that was put in the file's place would hold us. */
         error = writable ? cg_published_open_to_change(fs, node, flags, &fd, &path)
                          : cg_reach_open(fs, node, flags | O_NONBLOCK, &fd, &path);
+        /* ENOENT: the file has no name any more, which is no news of the name that the caller gave.
+         * At ESTALE the kernel looks that up again. So who creates anew what was just refused, and
+         * whose look-up met the old file, creates it. */
         if (error != 0)
-            return error;
+            return error == ENOENT ? ESTALE : error;
         const bool is_right = shows_what_path_shows(node, fd, path);
         const bool has_acls = !fs->ignores_acls && cg_acls_are_on(fd, false);
         if (!is_right || has_acls) {

@@ -408,6 +408,21 @@ TEST_F(FsTest, FlushHalfWayFailsAndTheFileMayBeCompleted)
     EXPECT_EQ(fs.get(CHUNK), chunk.bytes);
 }
 
+// The last close comes behind the caller's close(), and so may the next look-up before it.
+TEST_F(FsTest, WhatWasRefusedSinceTheLookUpIsLookedUpAgain)
+{
+    cg_fs_file *file;
+    ASSERT_EQ(fs.create(CHUNK, &file), 0);
+    ASSERT_EQ(fs.write(file, Bytes(10, 'x')), 0);
+    cg_fs_node *const node = fs.find(CHUNK);
+    ASSERT_NE(node, nullptr);
+    ASSERT_EQ(fs.close(file), EBADMSG);
+    for (const int flags : {O_WRONLY, O_WRONLY | O_TRUNC, O_RDONLY})
+        EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, node, flags, &file), ESTALE) << flags;
+    EXPECT_EQ(fs.look(CHUNK), ENOENT);
+    EXPECT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+}
+
 TEST_F(FsTest, FsyncPublishesAndSealsTheHandle)
 {
     cg_fs_file *file;

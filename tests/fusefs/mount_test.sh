@@ -363,6 +363,14 @@ unmount
 [ "$(id -u)" != 0 ] || check "and what that made belongs to their owner" \
     equal "$(find "$store/m/objects" -printf '%u:%g\n' | sort -u)" 12345:23456
 
+mount_store -o attr_timeout=60,entry_timeout=60
+echo x > "$mnt/gone"
+cat "$mnt/gone" > /dev/null
+rm "$store/gone"
+check "what went past the mount, and the kernel knows, is missing" \
+    sh -c '! LC_ALL=C cat "$1" 2> "$2" && grep -q "No such file" "$2"' sh "$mnt/gone" "$tmp/gone"
+unmount
+
 # With timeouts, so that nothing is watched: reading of changes would count.
 n_reads() { sed -n 's/^syscr: //p' "/proc/$daemon/io"; }
 if [ -r "/proc/$$/io" ] && grep -q '^syscr: ' "/proc/$$/io"; then
