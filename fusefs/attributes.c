@@ -10,6 +10,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -173,15 +175,43 @@ int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, s
     return error;
 }
 
-int cg_fs_listxattr(cg_fs *fs, cg_fs_node *node, char *list, size_t size, size_t *n_bytes_out)
+/* Takes the names of trusted.* out of a list. */
+static ssize_t drop_trusted(char *list, ssize_t n_bytes)
+{
+    ssize_t n_kept_bytes = 0;
+    for (ssize_t at = 0, n_name_bytes; at < n_bytes; at += n_name_bytes) {
+        n_name_bytes = (ssize_t)strlen(list + at) + 1;
+        if (strncmp(list + at, "trusted.", 8) == 0)
+            continue;
+        memmove(list + n_kept_bytes, list + at, (size_t)n_name_bytes);
+        n_kept_bytes += n_name_bytes;
+    }
+    return n_kept_bytes;
+}
+
+int cg_fs_listxattr(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, char *list,
+                    size_t size, size_t *n_bytes_out)
 {
     cg_reached reached;
+    *n_bytes_out = 0;
     int error = reach_for_xattr(fs, node, NULL, false, &reached);
     if (error != 0)
         return error;
-    const ssize_t n = listxattr(cg_reach_proc_path(reached.fd).text, list, size);
+    /* Of the daemon the store's file system keeps no names back. */
+    char *all = malloc(XATTR_LIST_MAX);
+    ssize_t n =
+        all == NULL ? -1 : listxattr(cg_reach_proc_path(reached.fd).text, all, XATTR_LIST_MAX);
     error = n < 0 ? errno : 0;
-    *n_bytes_out = n < 0 ? 0 : (size_t)n;
+    if (n > 0 && caller->uid != 0)
+        n = drop_trusted(all, n);
+    if (error == 0 && size > 0 && (size_t)n > size)
+        error = ERANGE;
+    if (error == 0) {
+        *n_bytes_out = (size_t)n;
+        if (size > 0)
+            memcpy(list, all, (size_t)n);
+    }
+    free(all);
     cg_reach_end(fs, &reached);
     return error;
 }

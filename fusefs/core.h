@@ -210,7 +210,9 @@ int cg_fs_statfs(cg_fs *fs, struct statvfs *out);
 /* As getxattr(2): *n_bytes_out is the size, also when size is 0. */
 int cg_fs_getxattr(cg_fs *fs, cg_fs_node *node, const char *name, void *value, size_t size,
                    size_t *n_bytes_out);
-int cg_fs_listxattr(cg_fs *fs, cg_fs_node *node, char *list, size_t size, size_t *n_bytes_out);
+/* Only root sees names of trusted.*. */
+int cg_fs_listxattr(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, char *list,
+                    size_t size, size_t *n_bytes_out);
 int cg_fs_setxattr(cg_fs *fs, cg_fs_node *node, const char *name, const void *value, size_t size,
                    int flags);
 int cg_fs_removexattr(cg_fs *fs, cg_fs_node *node, const char *name);

@@ -239,11 +239,13 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
     const cg_mount *mount = cg_ops_mount(req);
+    const cg_fs_caller caller = cg_ops_caller(req);
     size_t n_bytes = 0;
     char *list = size == 0 ? NULL : malloc(size);
-    const int error = size > 0 && list == NULL ? ENOMEM
-                                               : cg_fs_listxattr(mount->fs, cg_ops_node(mount, ino),
-                                                                 list, size, &n_bytes);
+    const int error =
+        size > 0 && list == NULL
+            ? ENOMEM
+            : cg_fs_listxattr(mount->fs, &caller, cg_ops_node(mount, ino), list, size, &n_bytes);
     reply_xattr(req, error, list, size, n_bytes);
     free(list);
 }

@@ -826,7 +826,7 @@ TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles)
     EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/a"), "user.color", "red", 3, 0), 0);
     EXPECT_EQ(cg_fs_getxattr(fs.fs, fs.find("m/a"), "user.color", value, sizeof value, &n), 0);
     EXPECT_EQ(std::string(value, n), "red");
-    EXPECT_EQ(cg_fs_listxattr(fs.fs, fs.find("m/a"), nullptr, 0, &n), 0);
+    EXPECT_EQ(cg_fs_listxattr(fs.fs, &fs.caller, fs.find("m/a"), nullptr, 0, &n), 0);
     EXPECT_GT(n, 0u);
     EXPECT_EQ(cg_fs_removexattr(fs.fs, fs.find("m/a"), "user.color"), 0);
     EXPECT_EQ(cg_fs_getxattr(fs.fs, fs.find("m/a"), "user.color", value, sizeof value, &n),
@@ -834,6 +834,34 @@ TEST_F(FsTest, ExtendedAttributesAreForOrdinaryFiles)
     EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find(CHUNK), "user.color", "red", 3, 0), EOPNOTSUPP);
     EXPECT_EQ(cg_fs_setxattr(fs.fs, fs.find("m/a"), "system.posix_acl_access", "red", 3, 0),
               EOPNOTSUPP);
+}
+
+TEST_F(FsTest, OnlyRootSeesTrustedAttributes)
+{
+    size_t n = 0;
+    char list[1000];
+    ASSERT_EQ(fs.put("m/a", Bytes{1}), 0);
+    const std::string path = store.path + "/m/a";
+    for (const char *name : {"user.first", "trusted.one", "user.second", "trusted.other"})
+        if (setxattr(path.c_str(), name, "x", 1, 0) != 0)
+            GTEST_SKIP() << "no right, or the temporary directory has no such attributes: who may "
+                            "see trusted.* is not checked";
+    const auto sees = [&](uid_t uid) {
+        const cg_fs_caller caller = {uid, uid, getpid()};
+        std::set<std::string> names;
+        EXPECT_EQ(cg_fs_listxattr(fs.fs, &caller, fs.find("m/a"), nullptr, 0, &n), 0);
+        const size_t n_wanted = n;
+        EXPECT_EQ(cg_fs_listxattr(fs.fs, &caller, fs.find("m/a"), list, n_wanted, &n), 0);
+        EXPECT_EQ(n, n_wanted);
+        for (size_t at = 0; at < n; at += strlen(list + at) + 1)
+            if (strncmp(list + at, "security.", 9) != 0) // of the system's policy
+                names.insert(list + at);
+        EXPECT_EQ(cg_fs_listxattr(fs.fs, &caller, fs.find("m/a"), list, n_wanted - 1, &n), ERANGE);
+        return names;
+    };
+    const std::set<std::string> of_user = {"user.first", "user.second"};
+    EXPECT_EQ(sees(12345), of_user);
+    EXPECT_EQ(sees(0).size(), 4u);
 }
 
 TEST_F(FsTest, ReadOnlyRefusesEveryChange)
