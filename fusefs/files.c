@@ -79,12 +79,27 @@ static int open_pending(cg_fs *fs, cg_fs_pending *pending, bool writable, cg_fs_
     return error;
 }
 
+/* A program that another than root truncates loses the bits by which it runs as its owner. The
+ * store's file system sees to that for its own callers, of which we are one with all rights. (For
+ * truncate() and write() the kernel has the mode changed.) */
+static int drop_set_ids(const cg_fs_caller *caller, int fd)
+{
+    struct stat attr;
+    if (caller->uid == 0)
+        return 0;
+    if (fstat(fd, &attr) != 0)
+        return errno;
+    const mode_t gone = S_ISUID | ((attr.st_mode & S_IXGRP) != 0 ? S_ISGID : 0);
+    return (attr.st_mode & gone) == 0 || fchmod(fd, attr.st_mode & 07777 & ~gone) == 0 ? 0 : errno;
+}
+
 /* Of the caller's flags, those for the store's file. Its O_DIRECT is for its buffers, not for ours;
  * creation and truncation are done apart. To run a program the kernel adds a flag of its own, which
  * openat2() refuses. */
 enum { FLAGS_FOR_STORE = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | O_LARGEFILE };
 
-static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_out)
+static int open_file(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flags,
+                     cg_fs_file **file_out)
 {
     const bool writable = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
     const bool truncates = (flags & O_TRUNC) != 0;
@@ -133,7 +148,8 @@ static int open_file(cg_fs *fs, cg_fs_node *node, int flags, cg_fs_file **file_o
     }
     /* Not by the open itself: a change of the content passes the gate. */
     if (error == 0 && truncates &&
-        (error = cg_contents_truncate(fs, node, (*file_out)->fd, 0)) != 0) {
+        ((error = cg_contents_truncate(fs, node, (*file_out)->fd, 0)) != 0 ||
+         (error = drop_set_ids(caller, (*file_out)->fd)) != 0)) {
         cg_fs_release(fs, *file_out);
         *file_out = NULL;
     }
@@ -161,7 +177,7 @@ int cg_fs_open(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *node, int flag
                             file_out);
     if (!cg_fs_take_descriptor(fs, caller->uid))
         return ENFILE;
-    const int error = open_file(fs, node, flags, file_out);
+    const int error = open_file(fs, caller, node, flags, file_out);
     return settle(fs, caller, error, *file_out);
 }
 

@@ -743,6 +743,29 @@ TEST_F(FsTest, AProgramOpensAlthoughTheKernelSaysThatItIsToRun)
     EXPECT_EQ(fs.close(file), 0);
 }
 
+TEST_F(FsTest, WhoEmptiesAProgramTakesItsOwnersRightsFromIt)
+{
+    const std::string path = store.path + "/m/program";
+    struct stat attr;
+    cg_fs_file *file;
+    ASSERT_EQ(fs.put("m/program", Bytes{1}), 0);
+    const auto mode_after = [&](uid_t uid, mode_t mode, int flags) {
+        fs.caller.uid = uid;
+        EXPECT_EQ(chmod(path.c_str(), mode), 0);
+        EXPECT_EQ(fs.open("m/program", flags, &file), 0);
+        EXPECT_EQ(fs.close(file), 0);
+        EXPECT_EQ(stat(path.c_str(), &attr), 0);
+        return attr.st_mode & 07777;
+    };
+    EXPECT_EQ(mode_after(12345, 06777, O_WRONLY | O_TRUNC), 0777u);
+    EXPECT_EQ(mode_after(12345, 06777, O_RDONLY | O_TRUNC), 0777u);
+    EXPECT_EQ(mode_after(12345, 04766, O_WRONLY | O_TRUNC), 0766u);
+    EXPECT_EQ(mode_after(12345, 06777, O_WRONLY), 06777u) << "nothing is changed by it";
+    if (geteuid() == 0) {
+        EXPECT_EQ(mode_after(0, 06777, O_WRONLY | O_TRUNC), 06777u);
+    }
+}
+
 TEST_F(FsTest, AContextWhereNobodyLooksForOneIsToldOf)
 {
     static const char TOLD[] = "not served, contexts lie in MODEL/contexts/NAME: ";

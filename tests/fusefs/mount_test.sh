@@ -292,13 +292,19 @@ others_work() {
     chmod 600 "$store/m/contexts/open/L1/00000.kv"
     check "blocks that are reserved for root are not for others (CAP_SYS_RESOURCE)" \
         bash -c '! (( 0x$(sed -n "s/^CapEff:\t//p" "/proc/$1/status") >> 24 & 1 ))' bash "$daemon"
+    as_group=(setpriv --reuid 54321 --regid 23456 --clear-groups)
+    for changes in ': > "$1"' 'truncate -s 0 "$1"' 'echo more >> "$1"'; do
+        touch "$mnt/m/open/program"
+        chmod 6777 "$mnt/m/open/program"
+        check "another changes a program: $changes" "${as_group[@]}" sh -c "$changes" sh "$mnt/m/open/program"
+        check "it runs no more as its owner" equal "$(stat -c %a "$store/m/open/program")" 777
+    done
     # A list whose mask the mode shows as rights of the group, which it does not have.
     mkdir -p "$mnt/m/open/a/b"
     : > "$mnt/m/open/a/b/file"
     : > "$store/m/open/a/b/unseen"
     chmod -R 770 "$store/m/open/a"
     chown -R 12345:23456 "$store/m/open/a"
-    as_group=(setpriv --reuid 54321 --regid 23456 --clear-groups)
     check "without a list the group may" "${as_group[@]}" touch "$mnt/m/open/a/b/first"
     if python3 -c "$set_list" "$store/m/open/a/b" 2> /dev/null; then
         for action in 'touch "$1/new"' 'mkdir "$1/new"' 'rm "$1/file"' 'mv "$1/file" "$1/../file"' 'cat "$1/unseen"' 'ls "$1"'; do
