@@ -144,6 +144,7 @@ static int make(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int d
                 const char *name, mode_t mode, dev_t rdev, const char *target,
                 cg_fs_entry *entry_out)
 {
+    struct stat ours;
     cg_persona_enter(caller->uid, caller->gid);
     const int made = S_ISDIR(mode)   ? mkdirat(dir_fd, name, mode & 07777)
                      : S_ISLNK(mode) ? symlinkat(target, dir_fd, name)
@@ -151,12 +152,23 @@ static int make(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, int d
     int error = made == 0 ? 0 : errno;
     cg_persona_leave();
     cg_space_failed(fs, error);
-    if (error == 0 && (error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out)) != 0)
-        unlinkat(dir_fd, name, S_ISDIR(mode) ? AT_REMOVEDIR : 0);
-    else if (error == 0 && entry_out->attr.st_nlink == 1 && entry_out->attr.st_size == 0)
+    if (error == 0 && fstatat(dir_fd, name, &ours, AT_SYMLINK_NOFOLLOW) != 0)
+        error = errno;
+    if (error != 0)
+        return error;
+    const uint64_t identity = cg_fs_identity(fs, dir_fd, name);
+    if ((error = cg_fs_enter(fs, parent, dir_fd, name, NULL, entry_out)) != 0) {
+        cg_fs_take_back(fs, dir_fd, name, &ours, identity);
+    } else if ((entry_out->attr.st_mode & S_IFMT) != (mode & S_IFMT)) {
+        /* Another daemon has put something in its place, which the kernel would not take for the
+         * answer (EIO). It looks the name up. */
+        cg_fs_forget(fs, entry_out->node, 1);
+        error = ESTALE;
+    } else if (entry_out->attr.st_nlink == 1 && entry_out->attr.st_size == 0) {
         /* Its inode number may have been a published file's. Not of what another daemon has put in
          * its place: that may be published. */
         cg_gate_unseal(&fs->nodes, entry_out->node);
+    }
     return error;
 }
 

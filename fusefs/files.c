@@ -249,8 +249,10 @@ static int open_created(cg_fs *fs, const creation *c, int fd, cg_fs_entry *entry
                                           cg_fs_identity(fs, fd, ""), NULL)) == NULL)
         error = ENOMEM;
     if (error != 0) {
+        struct stat ours;
+        if (fstat(fd, &ours) == 0)
+            cg_fs_take_back(fs, c->dir_fd, c->name, &ours, cg_fs_identity(fs, fd, ""));
         close(fd);
-        unlinkat(c->dir_fd, c->name, 0);
         return error;
     }
     /* The inode number may have been a published file's. */

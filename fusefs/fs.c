@@ -172,6 +172,15 @@ uint64_t cg_fs_identity(const cg_fs *fs, int dir_fd, const char *leaf)
     return identity;
 }
 
+void cg_fs_take_back(const cg_fs *fs, int dir_fd, const char *name, const struct stat *attr,
+                     uint64_t identity)
+{
+    struct stat now;
+    if (fstatat(dir_fd, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && cg_same_file(&now, attr) &&
+        cg_fs_identity(fs, dir_fd, name) == identity)
+        unlinkat(dir_fd, name, S_ISDIR(attr->st_mode) ? AT_REMOVEDIR : 0);
+}
+
 enum { OTHER_FILE = -1, MAX_LOOKS = 100 };
 
 /* Opens the file that has these attributes and this identity, if it still has the name. OTHER_FILE:

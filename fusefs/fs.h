@@ -166,6 +166,11 @@ bool cg_fs_is_local(int fd);
  * is not local. */
 uint64_t cg_fs_identity(const cg_fs *fs, int dir_fd, const char *leaf);
 
+/* Removes a name that was just made for the file of these attributes and this identity. If another
+ * daemon has put a file of its own in its place, that stays. */
+void cg_fs_take_back(const cg_fs *fs, int dir_fd, const char *name, const struct stat *attr,
+                     uint64_t identity);
+
 /* Stats name in dir_fd, which is parent's, and enters its node into the table. path: of the same
  * file, relative to the store. NULL: no rule speaks of it, so that it is no view. */
 int cg_fs_enter(cg_fs *fs, cg_fs_node *parent, int dir_fd, const char *name, const char *path,

@@ -168,6 +168,14 @@ extern "C" int __wrap_fchownat(int dir_fd, const char *name, uid_t uid, gid_t gi
     return __real_fchownat(dir_fd, name, uid, gid, flags);
 }
 
+extern "C" int __real_fchown(int fd, uid_t uid, gid_t gid);
+extern "C" int __wrap_fchown(int fd, uid_t uid, gid_t gid);
+
+extern "C" int __wrap_fchown(int fd, uid_t uid, gid_t gid)
+{
+    return lets<cg_test::FchownHook>(fd) ? __real_fchown(fd, uid, gid) : -1;
+}
+
 extern "C" int __real_fsync(int fd);
 extern "C" int __wrap_fsync(int fd);
 

@@ -36,6 +36,7 @@ using OpenHook = CallHook<int(int dir_fd, const char *name), struct Openat>;
 // setxattr; call: which of them.
 using ChangeHook = CallHook<int(const char *call), struct Change>;
 using RenameHook = CallHook<int(const char *from, const char *to), struct Renameat>;
+using FchownHook = CallHook<int(int fd), struct Fchown>;
 using AttributeHook = CallHook<int(const char *name), struct Fgetxattr>;
 using ReadHook = CallHook<int(), struct Pread>;
 // Before the call.

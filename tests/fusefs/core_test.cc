@@ -358,6 +358,66 @@ TEST_F(FsTest, AFileWhoseNameGoesToAnotherDuringALookUpIsNotTakenForGone)
     EXPECT_EQ(fs.get("m/first"), Bytes{'y'});
 }
 
+// What another daemon of the store does at this moment.
+TEST_F(FsTest, WhatTakesTheNameOfANewFolderIsLookedUpAgain)
+{
+    bool is_replaced = false;
+    const size_t n_before = cg_nodes_count(cg_fs_nodes(fs.fs));
+    {
+        const cg_test::StatHook hook([&](const char *name) {
+            if (is_replaced || strcmp(name, "made") != 0)
+                return;
+            is_replaced = true;
+            std::filesystem::remove(store.path + "/m/made");
+            store.write("m/made", Bytes{'y'});
+        });
+        EXPECT_EQ(fs.mkdir("m/made"), ESTALE);
+    }
+    EXPECT_LE(cg_nodes_count(cg_fs_nodes(fs.fs)), n_before + 1) << "the folder m";
+    EXPECT_EQ(fs.get("m/made"), Bytes{'y'});
+}
+
+TEST_F(FsTest, WhatTakesTheNameOfANewFileStaysWhenThatFails)
+{
+    int n_replaced = 0;
+    const auto replace = [&] {
+        n_replaced++;
+        std::filesystem::remove(store.path + "/m/made");
+        store.write("m/made", Bytes{'y'});
+    };
+    {
+        cg_fs_entry entry;
+        cg_fs_node *const parent = fs.find("m");
+        const cg_test::OpenHook hook([&](int, const char *name) {
+            if (strcmp(name, "made") != 0)
+                return 0;
+            replace();
+            return EMFILE;
+        });
+        const int error = cg_fs_mknod(fs.fs, &fs.caller, parent, "made", S_IFREG | 0644, 0, &entry);
+        if (n_replaced == 0) // without identities a look-up opens nothing
+            cg_fs_forget(fs.fs, entry.node, 1);
+        else
+            EXPECT_EQ(error, EMFILE);
+    }
+    if (n_replaced > 0) {
+        EXPECT_EQ(fs.get("m/made"), Bytes{'y'});
+    }
+    if (geteuid() != 0)
+        GTEST_SKIP() << "not root: a created file is not given to its caller";
+    std::filesystem::remove(store.path + "/m/made");
+    cg_fs_file *file;
+    fs.caller.gid = static_cast<gid_t>(-1); // nobody can make files as it: they are given away
+    {
+        const cg_test::FchownHook hook([&](int) {
+            replace();
+            return EDQUOT;
+        });
+        EXPECT_EQ(fs.create("m/made", &file), EDQUOT);
+    }
+    EXPECT_EQ(fs.get("m/made"), Bytes{'y'});
+}
+
 TEST_F(ProfileTest, WhatTakesTheNameOfACheckedOneIsNotInstalled)
 {
     EXPECT_EQ(fs.put("m/other", Bytes{'x'}), 0);
