@@ -16,10 +16,18 @@ mkfs.ext4 -q "$tmp/image" && mount -o loop "$tmp/image" "$store" || skip loop "a
 "$chunk_files" objects "$store/unseen" 1 20000 1
 find "$store/m/objects" -name '*.kv' -exec touch -d '10 days ago' {} +
 # With a limit who waits has an error, and with a quota being read is noted.
-mount_store -o passthrough=off,quota=1G,store_timeout=5
+mount_store -o passthrough=off,quota=1G,store_timeout=5,allow_other
+chmod 755 "$tmp"
 find "$mnt/m/objects" -name '*-L1.kv' | sort > "$tmp/names"
 mkdir "$mnt/side"
 touch "$mnt/side/a"
+mkdir "$mnt/emptied"
+for i in $(seq 20); do
+    for uid in 1001 1002; do
+        echo content > "$mnt/emptied/$uid.$i"
+        chown $uid "$mnt/emptied/$uid.$i"
+    done
+done
 # By number 316, renameat2(2), of x86-64.
 one_moves() { grep -q '^316 ' "/proc/$daemon/task/"*/syscall; }
 fsfreeze -f "$store"
@@ -27,6 +35,25 @@ fsfreeze -f "$store"
 mv "$mnt/side/a" "$mnt/side/b" &
 mover=$!
 check "a file is moved" wait_for 20 one_moves
+# Opening to empty a file is a change. More of them than reading requests may be under way.
+emptiers=()
+for uid in 1001 1002; do
+    python3 -c '
+import os, sys, threading
+folder, uid = sys.argv[1:]
+os.setgroups([]), os.setgid(int(uid)), os.setuid(int(uid))
+for i in range(1, 21):
+    threading.Thread(target=open, args=(f"{folder}/{uid}.{i}", "w")).start()' "$mnt/emptied" $uid &
+    emptiers+=($!)
+done
+# By number 257, openat(2).
+all_open() {
+    local process
+    for process in "${emptiers[@]}"; do
+        [ "$(cat "/proc/$process/task/"*/syscall | grep -c '^257 ')" = 20 ] || return 1
+    done
+}
+check "files are opened to be emptied" wait_for 60 all_open
 # More of them than the kernel has requests under way in the background, to which last closes belong.
 check "chunks can be read" timeout 120 xargs -a "$tmp/names" -n 1 "$chunk_files" verify
 check "all of them" equal "$(wc -l < "$tmp/names")" 20
@@ -38,8 +65,10 @@ maker=$!
 check "metrics answer" grep -q cachegenfs_opens_total "$mnt/.cachegenfs/metrics"
 check "nobody had an error for it" equal "$(metric given_up_total)" 0
 check "what changes it is not done" [ ! -e "$store/new" ]
+check "nothing is emptied" equal "$(find "$store/emptied" -type f -size +0 | wc -l)" 40
 fsfreeze -u "$store"
-wait "$maker" "$mover"
+wait "$maker" "$mover" "${emptiers[@]}"
+check "until it can be" equal "$(find "$store/emptied" -type f -size +0 | wc -l)" 0
 check "and then it is" test -d "$mnt/new"
 check "the move, too" test -e "$store/side/b"
 all_used() { [ -z "$(find "$store/m/objects" -name '*-L1.kv' -atime +1)" ]; }
