@@ -210,6 +210,33 @@ reading_while_writing() {
     check "the configuration is told" grep -q "^store = $store" "$mnt/.cachegenfs/config"
 }
 
+# A file is read past the daemon only where nobody reads it through the daemon: the kernel takes no mix.
+published_while_read() {
+    mkdir -p "$contexts/read/L1"
+    cp "$good" "$mnt/m/read"
+    check "what is published while it is read can be read" python3 -c '
+import os, sys
+good, part, strict = sys.argv[1:]
+wanted = open(good, "rb").read()
+with open(part, "rb") as reader:
+    assert reader.read(100) == wanted[:100]
+    os.rename(part, strict)
+    assert open(strict, "rb").read() == wanted
+    assert reader.read() == wanted[100:]' "$good" "$mnt/m/read" "$contexts/read/L1/00000.kv"
+}
+
+# Of each the kernel has one more, until the daemon lets it go.
+backing_files() {
+    local before
+    before=$(cut -f 1 /proc/sys/fs/file-nr)
+    check "a chunk can be opened again and again" python3 -c '
+import sys
+for _ in range(2000):
+    open(sys.argv[1], "rb").close()' "$contexts/cp/L1/00001.kv"
+    are_closed() { [ $(($(cut -f 1 /proc/sys/fs/file-nr) - before)) -lt 1000 ]; }
+    check "and nothing of it stays open" wait_for 20 are_closed
+}
+
 # Names that a shell or a terminal takes for something else, and the longest.
 odd_names='
 import os, sys
@@ -327,6 +354,8 @@ for passthrough in auto off; do
     appending
     removed_folders
     reading_while_writing
+    published_while_read
+    backing_files
     programs_of_others
     others_work
     if [ "$passthrough" = off ]; then
