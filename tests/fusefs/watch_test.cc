@@ -348,6 +348,19 @@ TEST_F(WatchTest, PagesOfAFileAreKeptUntilItChanges)
     EXPECT_FALSE(is_unchanged()) << "another file";
 }
 
+// By a mapping of which nobody tells, as what this process writes.
+TEST_F(WatchTest, PagesAreNotKeptOfAFileWhoseTimeOfChangeIsAnother)
+{
+    ASSERT_EQ(fs.put("m/file", {1, 2, 3}), 0);
+    start();
+    ASSERT_TRUE(comes([&] { return cg_fs_is_watched(fs.fs); }));
+    ASSERT_TRUE(comes([&] { return is_settled("m/file"); }));
+    ASSERT_TRUE(comes([&] { return opens_unchanged("m/file"); }));
+    std::ofstream(below("m/file"), std::ios::app) << "more";
+    ASSERT_TRUE(comes([&] { return is_settled("m/file"); }));
+    EXPECT_FALSE(opens_unchanged("m/file"));
+}
+
 TEST_F(WatchTest, WhatIsOpenForTheFirstTimeIsNotNoted)
 {
     cg_fs_file *first, *second;

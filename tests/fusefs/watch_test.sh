@@ -94,6 +94,38 @@ inside() {
     cd "$tmp" || exit 1
 }
 
+# Nobody tells of what is written by a mapping until that is closed. But opening the file compares its time of change.
+mapped() {
+    local writer
+    mkdir "$store/m/mapped"
+    printf 'old bytes' > "$store/m/mapped/file"
+    mkfifo "$tmp/written" "$tmp/go"
+    check "what the kernel has of a file it keeps" seen keeps_pages "$mnt/m/mapped/file"
+    python3 -c '
+import mmap, sys
+path, written, go = sys.argv[1:]
+with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+    mapping[:3] = b"new"
+    mapping.flush()
+    open(written, "w").close()
+    open(go).close()' "$store/m/mapped/file" "$tmp/written" "$tmp/go" &
+    writer=$!
+    cat "$tmp/written"
+    check "of what has just changed it keeps nothing, of this it would" seen is_settled "$store/m/mapped/file"
+    check "but not when it has changed" equal "$(cat "$mnt/m/mapped/file")" "new bytes"
+    : > "$tmp/go"
+    wait "$writer"
+    rm -r "$store/m/mapped" "$tmp/written" "$tmp/go"
+}
+is_settled() { [ $(($(date +%s) - $(stat -c %Z "$1"))) -gt 2 ]; }
+keeps_pages() {
+    local before
+    is_settled "$store/${1#"$mnt"}" || return 1
+    before=$(metric read_bytes_total)
+    cat "$1"
+    equal "$(metric read_bytes_total)" "$before"
+}
+
 # Listings of a folder while files come and go in it: what is there all the time is always there, and what has gone is.
 load() {
     local round stop=$tmp/stop
@@ -164,6 +196,7 @@ own # first: the watch lags behind what others change
 files
 known
 inside
+mapped
 elsewhere
 load
 check "nothing went lost, or it was noticed" test "$(metric watch_overflows_total)" -ge 0
