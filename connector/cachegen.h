@@ -285,7 +285,7 @@ typedef struct cachegen_load_request {
     uint32_t reserved;
     void *after;
     const char *request_id; /* NULL, or what the engine calls the request, in UTF-8: its first 128
-                               bytes are in the load's trace. Copied */
+                               bytes are in the load's trace, unless they are no UTF-8. Copied */
 } cachegen_load_request;
 
 typedef struct cachegen_progress {
@@ -404,8 +404,9 @@ CACHEGEN_API cachegen_status cachegen_save_start(cachegen *connector,
                                                  cachegen_save **out);
 /* For ranks that have some KV heads each: this one does not start the save with this number
  * (cachegen_save_request; 0: the call counts as one that starts a save), so that the rank which
- * stores does not wait for its heads. A call of cachegen_save_start() that fails tells so itself.
- * Never blocks; where there are no such ranks it does nothing. */
+ * stores does not wait for its heads. A call of cachegen_save_start() that fails counts, and tells
+ * so itself, unless its request cannot be read. Never blocks; where there are no such ranks it does
+ * nothing. */
 CACHEGEN_API void cachegen_save_refuse(cachegen *connector, uint64_t number);
 /* Always fills *progress_out: done, status, loaded_tokens (what is stored of the prompt) and
  * copied. CACHEGEN_AGAIN until the save is done. CACHEGEN_ERR_CANCELLED, where heads are brought

@@ -25,8 +25,11 @@ double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uin
 {
     const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
     const double bits = 8 * (double)plan->window.bytes_reading;
+    /* A prior is not known to be true: a load that is to find out waits as long as without. */
+    const double known_bps = speeds->link.n_samples > 0 ? bps : 0;
     *is_bound_out = false;
-    if (quiet <= QUIET_NS + 2 * speeds->latency_ns || (bps > 0 && quiet * bps < STALL * bits * 1e9))
+    if (quiet <= QUIET_NS + 2 * speeds->latency_ns ||
+        (known_bps > 0 && quiet * known_bps < STALL * bits * 1e9))
         return bps;
     /* Had the link done more, what is under way would have come. */
     const double most_bps = bits * 1e9 / quiet;

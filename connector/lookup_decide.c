@@ -205,11 +205,14 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
         const uint32_t stored =
             take_sizes(prefix, all) + (prefix->n_chunks > 0 ? plan.first_position : 0);
         cg_controller_decision decision = choose(rt, l, all, stored, false, sizes, levels);
-        if (prefix->n_chunks > 0 && decision.n_load == 0 && forget_old_link(rt))
-            decision = choose(rt, l, all, stored, false, sizes, levels);
+        /* Is it what is believed of the link that keeps all away, and not a bound of quality? */
         if (prefix->n_chunks > 0 && decision.n_load == 0 &&
-            doubts_prior(rt, (cg_policy)c->config->policy))
-            decision = choose(rt, l, all, stored, true, sizes, levels);
+            choose(rt, l, all, stored, true, sizes, levels).n_load > 0) {
+            if (forget_old_link(rt))
+                decision = choose(rt, l, all, stored, false, sizes, levels);
+            if (decision.n_load == 0 && doubts_prior(rt, (cg_policy)c->config->policy))
+                decision = choose(rt, l, all, stored, true, sizes, levels);
+        }
         settle(l, &decision, sizes, levels, stored, &plan);
         l->plan_bytes = cg_plan_bytes(&plan);
         if ((l->plan = malloc(l->plan_bytes)) != NULL) {

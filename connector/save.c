@@ -326,17 +326,13 @@ static uint64_t next_number(cachegen *c)
     return atomic_fetch_add(&c->n_saves, 1) + 1;
 }
 
-/* What a save is of: its number, which r gets, too, and keys. */
-static cg_status describe(cachegen_save *save, const source *from, cachegen_save_request *r)
+/* What a save is of: its number and keys. */
+static cg_status describe(cachegen_save *save, const source *from, const cachegen_save_request *r)
 {
     save->prefix_level = (uint8_t)r->prefix_level;
     save->has_some_heads = from->has_some_heads;
     save->holds_later =
         from->gpu != NULL && r->hold_later != 0 && r->after_kind == CACHEGEN_AFTER_STREAM;
-    /* What fails from here on counts, too, and what is refused (CG_ERR_AGAIN): other ranks may have
-     * taken it. */
-    if (r->number == 0)
-        r->number = next_number(save->op.connector);
     save->number = r->number;
     const cg_status status = fill_keys(save, r);
     if (status != CG_OK)
@@ -418,7 +414,7 @@ static cg_status start_storing(cachegen_save *save, const source *from,
     return status;
 }
 
-static cg_status start(cachegen *c, cachegen_save_request *r, cachegen_save **out)
+static cg_status start(cachegen *c, const cachegen_save_request *r, cachegen_save **out)
 {
     source from;
     cg_status status = find_source(c, r, &from);
@@ -453,9 +449,12 @@ cachegen_status cachegen_save_start(cachegen *connector, const cachegen_save_req
     cg_status status = cg_abi_take(request, &r, sizeof r);
     if (status != CG_OK)
         return status;
+    /* What fails counts, too, and what is refused: other ranks may have taken it. */
+    if (r.number == 0)
+        r.number = next_number(connector);
     status = start(connector, &r, out);
-    /* CG_ERR_AGAIN: the rank that stores knows. Without a number it is none of the ranks' saves. */
-    if (status != CG_OK && status != CG_ERR_AGAIN && r.number != 0)
+    /* CG_ERR_AGAIN: the rank that stores knows, or hears it by the next number. */
+    if (status != CG_OK && status != CG_ERR_AGAIN)
         cachegen_save_refuse(connector, r.number);
     return status;
 }

@@ -600,6 +600,21 @@ TEST_F(OpenTest, RecomputingIsPreferredWhereItIsFaster)
     }
 }
 
+// The test of a prior is due now, and then not for half a minute.
+TEST_F(OpenTest, ABoundOfQualityThatNothingKeepsTestsNoPrior)
+{
+    const Store profiled(true);
+    Engine engine(profiled, "\"prior_mbps\": 0.001, \"ttft_budget_ms\": 100, "
+                            "\"store_levels\": [\"L3\"]");
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    cachegen_report_prefill(engine.c, 1000, 100000000);
+    engine.options.max_kl_micronats = 1;
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    engine.options.max_kl_micronats = 0;
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u) << "whether the prior is true";
+}
+
 // A look-up of which computing takes 0.8 of what loading does.
 TEST_F(OpenTest, ALookUpCountsWhatTheEngineHasToComputeAndWhatOthersHaveLeftToIt)
 {

@@ -583,22 +583,25 @@ TEST(RanksTest, ARankThatDoesNotStartASaveEndsThatOfTheOther)
     Ranks ranks(store, TWO, "\"save_timeout_ms\": 20000");
     cachegen_save *save;
     for (const bool is_counted : {true, false}) {
+        SCOPED_TRACE(is_counted);
         if (!is_counted)
             ranks.agree();
         for (auto &rank : ranks.ranks)
             rank->next_number = is_counted ? 0 : rank->next_number;
         ASSERT_EQ(Ranks::start(ranks[0], LONG, &save), CACHEGEN_OK);
         cachegen_save_refuse(ranks[1].c, is_counted ? 0 : ranks[1].next_number++);
-        EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED) << is_counted;
+        EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
+
+        ASSERT_EQ(Ranks::start(ranks[0], LONG, &save), CACHEGEN_OK);
+        const std::vector<int64_t> table = ranks[1].table;
+        cachegen_save *none;
+        ranks[1].table.assign(table.size(), -1);
+        EXPECT_EQ(ranks[1].save_start(LONG, 0, 112, true, nullptr, 0, &none),
+                  CG_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
+        ranks[1].table = table;
     }
     ranks.agree();
-    ASSERT_EQ(Ranks::start(ranks[0], LONG, &save), CACHEGEN_OK);
-    const std::vector<int64_t> table = ranks[1].table;
-    cachegen_save *none;
-    ranks[1].table.assign(table.size(), -1);
-    EXPECT_EQ(ranks[1].save_start(LONG, 0, 112, true, nullptr, 0, &none), CG_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(ranks[0].finish(save).status, CG_ERR_CANCELLED);
-    ranks[1].table = table;
     // The rank that stores tells nobody.
     cachegen_save_refuse(ranks[0].c, ranks[0].next_number++);
     ranks[1].next_number++;

@@ -92,6 +92,19 @@ TEST(SimTest, WithMinDelayAPriorThatIsFarTooLowIsFoundOut)
     }
 }
 
+TEST(SimTest, ToTestAPriorThatIsTrueTakesNoLongerThanToFindOutWithoutOne)
+{
+    for (const cg_policy policy : {CG_POLICY_MIN_DELAY, CG_POLICY_TTFT_BUDGET})
+        for (const double mbps : {1e-3, 0.02, 0.1, 0.5, 1.0}) {
+            SCOPED_TRACE(testing::Message() << mbps << " Mbit/s");
+            const auto tested =
+                simulate(llama8b(), setup_of(policy, 2, 1, 1), constant(mbps), 0, 3);
+            const auto unknown = simulate(llama8b(), setup_of(policy, 2), constant(mbps), 0, 3);
+            for (size_t i = 0; i < tested.size(); i++)
+                EXPECT_LE(tested[i].ttft_s, unknown[0].ttft_s + 0.01);
+        }
+}
+
 TEST(TraceTest, TimesAndBitsAreEachOthersInverse)
 {
     const Trace trace = changing(10, 1);
