@@ -170,6 +170,17 @@ static int take_step(room *r, const cg_eviction *step)
     return error;
 }
 
+/* The next survey sees what was used or changed since this one, and what errors left. */
+static void note_error(room *r, int error)
+{
+    if (error == ESTALE || error == EALREADY) {
+        r->n_stale++;
+    } else {
+        r->error = error;
+        r->n_failed++;
+    }
+}
+
 /* Whether a file went as a whole, so that there may be room for a copy. */
 static bool free_whole(room *r)
 {
@@ -184,7 +195,7 @@ static bool free_whole(room *r)
         const int error = take_step(r, &r->whole[r->next_whole++]);
         if (error == 0)
             return true;
-        r->n_stale += error == ESTALE;
+        note_error(r, error);
     }
     return false;
 }
@@ -197,12 +208,8 @@ static void take_steps(room *r, const cg_eviction *steps, size_t n_steps)
         /* The disk is full: that is when a cut is of most use, and has no room for its copy. */
         while (cg_staging_has_no_room(error) && r->freed_bytes < wanted_bytes && free_whole(r))
             error = take_step(r, &steps[i]);
-        /* The next survey sees what was used or changed since this one, and what errors left. */
-        r->n_stale += error == ESTALE || error == EALREADY;
-        if (error != 0 && error != ESTALE && error != EALREADY) {
-            r->error = error;
-            r->n_failed++;
-        }
+        if (error != 0)
+            note_error(r, error);
         if (r->next_whole > 0 && r->freed_bytes >= wanted_bytes)
             break; /* what went as a whole was not among what these steps were to free */
     }
@@ -223,7 +230,7 @@ static void tell_of_steps(const room *r, size_t n_steps)
         freed_bytes < r->policy.wanted_bytes && (r->n_stale > 0 || r->survey->has_leased);
     if (r->n_failed > 0)
         cg_fs_log(fs, CG_LOG_WARNING, "making room: %zu of %zu steps failed: %s", r->n_failed,
-                  n_steps, strerror(r->error));
+                  n_steps + r->next_whole, strerror(r->error));
 }
 
 /* What is due by age, and wanted_bytes of the model or of all. Whether anything changed. */
@@ -546,8 +553,9 @@ void cg_space_make_first_room(cg_fs *fs, int64_t now_s, bool (*is_enough)(void *
             asked_bytes = asks ? r.freed_bytes : asked_bytes;
             is_over = asks && is_enough(user);
         }
-        tell_of_steps(&r, r.next_whole);
-        note_full(fs, r.freed_bytes == 0 && r.n_stale == 0 && !survey.has_leased);
+        tell_of_steps(&r, 0);
+        note_full(fs, r.whole != NULL && may_go_on(fs) && r.freed_bytes == 0 && r.n_stale == 0 &&
+                          r.n_failed == 0 && !survey.has_leased);
     }
     free(r.whole);
     free(r.stays);

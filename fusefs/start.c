@@ -129,12 +129,12 @@ static int open_staging(cg_fs *fs)
                   (unsigned long long)n_removed);
     if (cg_staging_has_no_room(error)) {
         if (!fs->awaits_room)
-            cg_fs_log(fs, CG_LOG_WARNING, "the store is full (%s): read-only until there is room%s",
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "the store is full (%s): read-only until there is room; %sremove something "
+                      "past the mount, or what no context names (cachegenfs gc STORE --orphans "
+                      "--remove)",
                       strerror(error),
-                      fs->space.quota_bytes > 0
-                          ? ", which is made of what may go"
-                          : "; remove something past the mount, or what no context names "
-                            "(cachegenfs gc STORE --orphans --remove)");
+                      fs->space.quota_bytes > 0 ? "where no file may go for it, " : "");
         fs->read_only = fs->awaits_room = true;
         return 0;
     }
@@ -323,7 +323,7 @@ static void await_room(cg_fs *fs)
     bool is_told = false;
     while (fs->awaits_room && !cg_fs_wait(fs, KEEP_SECONDS * CG_SECOND_NS)) {
         opening o = {fs, 0};
-        if (!finds_room(&o))
+        if (!finds_room(&o) && fs->awaits_room)
             cg_space_make_first_room(fs, cg_now_s(), finds_room, &o);
         const int error = o.error;
         if (error == 0 && fs->staging.dir_fd < 0)
@@ -339,6 +339,7 @@ static void await_room(cg_fs *fs)
                   error == 0 ? "the store has room again: it can be written"
                              : "the mount stays read-only: %s",
                   strerror(error));
+        fs->space.is_full = false; /* others may have made what this daemon could not */
         fs->read_only = error != 0;
         fs->awaits_room = false;
     }

@@ -1055,15 +1055,15 @@ TEST_F(FsTest, WhatMknodLeftKeepsNobodyOutForEver)
     cg_fs_file *file;
     ASSERT_EQ(cg_fs_open(fs.fs, &fs.caller, nodes[3], O_WRONLY, &file), 0);
     for (const size_t i : {3, 5, 7})
-        nodes[i]->pending->used_s -= CG_PENDING_IDLE_S + static_cast<int64_t>(i);
+        nodes[i]->pending->used_s -= CG_PENDING_IDLE_S + 10 - static_cast<int64_t>(i);
     EXPECT_EQ(fs.put(CHUNK, chunk.bytes), 0);
     struct stat attr;
-    EXPECT_NE(cg_fs_getattr(fs.fs, nodes[7], &attr), 0) << "it was not used for longest";
-    EXPECT_EQ(cg_fs_getattr(fs.fs, nodes[5], &attr), 0) << "which is a use";
+    EXPECT_NE(cg_fs_getattr(fs.fs, nodes[5], &attr), 0) << "it was not used for longest";
+    EXPECT_EQ(cg_fs_getattr(fs.fs, nodes[7], &attr), 0) << "which is a use";
     EXPECT_EQ(cg_fs_getattr(fs.fs, nodes[3], &attr), 0);
     EXPECT_EQ(make(), 0) << "the chunk is published, and counts no more";
     EXPECT_EQ(make(), EDQUOT);
-    nodes[5]->pending->used_s -= CG_PENDING_IDLE_S;
+    nodes[7]->pending->used_s -= CG_PENDING_IDLE_S;
     EXPECT_EQ(make(), 0);
     EXPECT_EQ(make(), EDQUOT) << "the other is open";
     EXPECT_EQ(fs.write(file, chunk.bytes), 0);

@@ -1512,6 +1512,34 @@ TEST_F(FullDiskTest, TheFirstRoomIsMadeUntilItIsEnough)
     EXPECT_LT(left(), 4u << 20);
 }
 
+// No look tells of it, since none ends well.
+TEST_F(FullDiskTest, AStoreIsNotFullAnyMoreOnceOthersMadeTheFirstRoom)
+{
+    make_context("c", chain, 0);
+    fill("rest");
+    open(uint64_t{1} << 40);
+    cg_space_make_first_room(
+        fs->fs, now_s(), [](void *) { return false; }, nullptr);
+    EXPECT_NE(fs->log().find("nothing is left that may go"), std::string::npos);
+    std::atomic<int> n_failed = 0;
+    const cg_test::OpenHook hook([&](int, const char *name) {
+        if (strcmp(name, "contexts") != 0)
+            return 0;
+        n_failed++;
+        return EIO;
+    });
+    EXPECT_EQ(unlinkat(dir.fd, "rest", 0), 0);
+    std::thread keeper([this] { cg_fs_keep(fs->fs); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while ((fs->mkdir("m/other") == EROFS || n_failed == 0) &&
+           std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    EXPECT_EQ(fs->put(path_of(chain[0], CG_L0), cg_test::Bytes(10)), EBADMSG) << "not ENOSPC";
+    cg_fs_stop(fs->fs);
+    keeper.join();
+    fs.reset(); // it has threads that open files, and the hook goes first
+}
+
 TEST_F(FullDiskTest, AnErrorWhileItWaitsForRoomDoesNotEndTheWait)
 {
     fill("rest");
