@@ -176,10 +176,11 @@ typedef struct cachegen_kv_layout {
 
 /* Registers a layout. The blocks must stay until cachegen_close(). *kv_id_out names the layout in
  * loads and saves. It is refused unless layers, heads, head_dim and dtype agree with the
- * connector's model. CACHEGEN_ERR_EXISTS: another one of the rank set has head 0 and saves, too.
- * The first layout in a GPU's memory loads libcachegen_cuda.so and takes all memory that loads and
- * saves will need there. CACHEGEN_ERR_UNSUPPORTED: there is no GPU; cachegen_info.gpu_reason says
- * why. All layouts in a GPU's memory must be in that of one GPU. */
+ * connector's model. Where saves are allowed, all layouts that lack heads have the same ones, or it
+ * is CACHEGEN_ERR_INVALID_ARGUMENT. CACHEGEN_ERR_EXISTS: another one of the rank set has head 0 and
+ * saves, too. The first layout in a GPU's memory loads libcachegen_cuda.so and takes all memory
+ * that loads and saves will need there. CACHEGEN_ERR_UNSUPPORTED: there is no GPU;
+ * cachegen_info.gpu_reason says why. All layouts in a GPU's memory must be in that of one GPU. */
 CACHEGEN_API cachegen_status cachegen_register_kv(cachegen *connector,
                                                   const cachegen_kv_layout *layout,
                                                   uint32_t *kv_id_out);

@@ -429,20 +429,26 @@ static cg_status join_ranks(cachegen *c, const cg_kv_layout *layout)
         return CG_OK;
     if (config->group == NULL)
         return CG_ERR_INVALID_ARGUMENT;
-    /* Who never saves has nothing to gather, and who has joined need not join again. */
-    if (config->read_only || atomic_load(&c->gather) != NULL)
+    if (config->read_only) /* who never saves has nothing to gather */
         return CG_OK;
     const cg_gather_config joined = {.rank_set = config->group,
                                      .geometry = c->model.geometry,
                                      .first_head = layout->given.first_head,
                                      .n_heads = layout->given.n_kv_heads,
                                      .limit_bytes = (uint64_t)config->staging_mib << 20};
-    cg_gather *gather, *none = NULL;
-    const cg_status status = cg_gather_new(&joined, &gather);
-    /* Another thread was faster: its one counts. */
-    if (status == CG_OK && !atomic_compare_exchange_strong(&c->gather, &none, gather))
-        cg_gather_free(gather);
-    return status;
+    cg_gather *gather = atomic_load(&c->gather), *first = NULL;
+    if (gather == NULL) {
+        const cg_status status = cg_gather_new(&joined, &gather);
+        if (status != CG_OK)
+            return status;
+        if (!atomic_compare_exchange_strong(&c->gather, &first, gather)) {
+            cg_gather_free(gather); /* another thread was faster: its one counts */
+            gather = first;
+        }
+    }
+    /* Who has joined need not join again: parts are of the heads that it joined with. */
+    return cg_gather_is_of(gather, joined.first_head, joined.n_heads) ? CG_OK
+                                                                      : CG_ERR_INVALID_ARGUMENT;
 }
 
 /* There will be loads: where the store is far, files that look-ups open stay open for them. */

@@ -52,3 +52,8 @@ bool cg_gather_listens(const cg_gather *g)
 {
     return g->listener >= 0;
 }
+
+bool cg_gather_is_of(const cg_gather *g, uint32_t first_head, uint32_t n_heads)
+{
+    return g->config.first_head == first_head && g->config.n_heads == n_heads;
+}

@@ -48,6 +48,8 @@ typedef struct cg_gather_chunk {
 cg_status cg_gather_new(const cg_gather_config *config, cg_gather **gather_out);
 void cg_gather_free(cg_gather *gather); /* NULL is fine */
 bool cg_gather_listens(const cg_gather *gather);
+/* Whether these are this rank's heads. */
+bool cg_gather_is_of(const cg_gather *gather, uint32_t first_head, uint32_t n_heads);
 
 /* ---- the sending ranks ---- */
 

@@ -215,6 +215,17 @@ class Engine
                                   element(layer, plane, table[token / BLOCK_TOKENS],
                                           token % BLOCK_TOKENS, head, d));
     }
+    // Registers a further layout, of the same blocks as if they had these heads.
+    cachegen_status register_more(const Heads &heads)
+    {
+        uint32_t id;
+        cachegen_kv_layout layout = layout_;
+        std::vector<void *> base(spec_.n_layers, memory.data());
+        layout.base = base.data();
+        layout.first_head = heads.first;
+        layout.n_kv_heads = heads.n;
+        return cachegen_register_kv(c, &layout, &id);
+    }
     void prefill(const Tokens &tokens)
     {
         const std::vector<uint32_t> hashes = prefix_hashes(tokens);

@@ -15,8 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
 #endif
@@ -27,6 +29,9 @@ namespace
 // How many parts this thread has closed while lock_of_parts is set, and how many with that lock.
 thread_local const pthread_mutex_t *lock_of_parts = nullptr;
 thread_local int n_closed = 0, n_closed_with_lock = 0;
+
+// What happens while a connector joins its ranks; once.
+std::function<void()> while_joining;
 
 } // namespace
 
@@ -40,6 +45,16 @@ extern "C" int __wrap_close(int fd)
         n_closed_with_lock += lock_of_parts->__data.__owner == gettid();
     }
     return __real_close(fd);
+}
+extern "C" cg_status __real_cg_gather_new(const cg_gather_config *config, cg_gather **gather_out);
+extern "C" cg_status __wrap_cg_gather_new(const cg_gather_config *config, cg_gather **gather_out);
+extern "C" cg_status __wrap_cg_gather_new(const cg_gather_config *config, cg_gather **gather_out)
+{
+    const std::function<void()> meanwhile = std::exchange(while_joining, nullptr);
+    const cg_status status = __real_cg_gather_new(config, gather_out);
+    if (meanwhile)
+        meanwhile();
+    return status;
 }
 
 namespace
@@ -735,6 +750,37 @@ TEST(RanksTest, HeadsThatCannotBeAreRefused)
     const std::string group = "\"group\": \"" + ranks.group + "\"";
     EXPECT_EQ(Engine(store, group, TWO[0]).register_status, CG_ERR_EXISTS);
     EXPECT_EQ(Engine(store, group + ", \"read_only\": true", TWO[0]).register_status, CACHEGEN_OK);
+}
+
+// Parts are of the heads that a rank joined with: others would lie beyond them, or be taken for
+// them.
+TEST(RanksTest, ALayoutOfOtherHeadsThanTheRanksIsRefused)
+{
+    const Store store(false, four_heads());
+    Ranks ranks(store, TWO);
+    for (auto &rank : ranks.ranks)
+        for (const Heads &other : {Heads{0, 1}, Heads{1, 2}, Heads{1, 3}})
+            EXPECT_EQ(rank->register_more(other), CG_ERR_INVALID_ARGUMENT)
+                << other.first << ", " << other.n;
+    for (size_t i = 0; i < 2; i++) {
+        EXPECT_EQ(ranks[i].register_more(TWO[i]), CACHEGEN_OK);
+        EXPECT_EQ(ranks[i].register_more(TWO[1 - i]), CG_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(ranks[i].register_more({0, 4}), CACHEGEN_OK) << "whole chunks need no rank";
+    }
+    EXPECT_EQ(ranks.save(LONG), CACHEGEN_OK);
+    // Who saves nothing passes nothing on.
+    Engine reader(store, "\"group\": \"g\", \"read_only\": true", TWO[0]);
+    EXPECT_EQ(reader.register_more({1, 3}), CACHEGEN_OK);
+}
+
+TEST(RanksTest, OfLayoutsThatJoinAtOnceTheFasterOnesHeadsCount)
+{
+    const Store store(false, four_heads());
+    Engine rank(store, "\"group\": \"" + new_group() + "\"", {3, 2});
+    ASSERT_EQ(rank.register_status, CG_ERR_INVALID_ARGUMENT);
+    while_joining = [&] { EXPECT_EQ(rank.register_more(TWO[1]), CACHEGEN_OK); };
+    EXPECT_EQ(rank.register_more({1, 3}), CG_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(rank.register_more(TWO[1]), CACHEGEN_OK);
 }
 
 // A descriptor with those bytes in it, passed on as a part is; or the same one several times.
