@@ -151,15 +151,19 @@ static bool is_ours(cg_status status)
     return status == CG_ERR_NO_MEMORY || status == CG_ERR_DEVICE;
 }
 
+/* Nor does it where the whole store is gone. */
+static bool is_gone(const cachegen_load *load, cg_status status)
+{
+    return status == CG_ERR_IO && cg_store_is_gone(load->op.connector->store);
+}
+
 /* Says in the load's progress what ended it. */
 static void blame(const cg_load_chunk *chunk, uint8_t levels, cg_status status)
 {
     cachegen_progress *p = &chunk->load->progress;
     p->status = status;
     p->failed_token = chunk->load->plan->chunks[chunk->index].first_token;
-    /* Nor does it where the whole store is gone. */
-    const bool is_gone = status == CG_ERR_IO && cg_store_is_gone(chunk->load->op.connector->store);
-    p->failed_levels = is_ours(status) || is_gone ? 0 : levels;
+    p->failed_levels = is_ours(status) || is_gone(chunk->load, status) ? 0 : levels;
     p->failed_worst_level = status == CG_ERR_LOSSY_PREFIX ? chunk->worst_level : 0;
 }
 
@@ -219,11 +223,13 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
         return;
     /* Its name may belong to another file than the one that is open, and so may those of the chunks
      * behind it, which nobody asks any more. */
-    if (status != CG_ERR_TIMED_OUT) {
+    if (status != CG_ERR_TIMED_OUT)
         cg_reader_files_forget(cg_link_files(rt->link), load->op.connector->root, key,
                                load->plan->n_chunks - chunk->index);
+    if (is_gone(load, status))
+        return;
+    if (status != CG_ERR_TIMED_OUT)
         cg_prefix_doubt(rt, load->plan, chunk->index, until_ns);
-    }
     if (status != CG_ERR_LOSSY_PREFIX) {
         cg_chunk_memory_failed(rt->chunk_memory, key, levels, damaged, until_ns);
         return;

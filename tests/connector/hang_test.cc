@@ -794,6 +794,29 @@ TEST_P(HangTest, AStoreThatIsMountedAnewIsFoundAgain)
     }
 }
 
+// A store that is gone says nothing of its chunks: who looks up and loads offers them as soon as it
+// is back, however long levels that failed are not tried again.
+TEST_P(HangTest, WhatCouldNotBeReadOfAStoreThatWasGoneIsOfferedWhenItIsBack)
+{
+    engine = open(", \"retry_ms\": 3600000");
+    const Tokens tokens = prompt(32 * 4);
+    const auto is_loaded = [&] { return engine->load(tokens).progress.loaded_tokens == 127; };
+    ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
+    ASSERT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }));
+    odd.reset();
+    cachegen_load *load = nullptr;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
+    EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    cachegen_load_free(load);
+    EXPECT_EQ(p.status, CG_ERR_IO);
+    EXPECT_EQ(p.failed_levels, 0u);
+    odd = std::make_unique<OddFs>(store.dir.path, mount.path);
+    ASSERT_EQ(odd->why(), "");
+    EXPECT_TRUE(comes_true(is_loaded));
+}
+
 // What could not be read is whole in the store. (The kernel may give zeros for what is missing of a
 // page, beside other reads of the file: then a checksum is wrong, and the chunk is stored again.)
 TEST_P(HangTest, AChunkIsNotTakenForTruncatedWhenTheConnectionToItIsLost)
