@@ -337,8 +337,9 @@ CACHEGEN_API cachegen_status cachegen_load_start(cachegen *connector,
 CACHEGEN_API cachegen_status cachegen_load_poll(cachegen_load *load,
                                                 cachegen_progress *progress_out);
 /* The levels of the chunks of the prefix that is whole, first to last (chunks_at counts them):
- * writes the first n_levels at most to levels_out[n_levels], and returns how many there are. They
- * stay as they are once the load is done. 0: none, or load is NULL, or of another process. */
+ * writes the first n_levels at most to levels_out[n_levels], unless that is NULL, and returns how
+ * many there are. They stay as they are once the load is done. 0: none, or load is NULL, or of
+ * another process. */
 CACHEGEN_API uint32_t cachegen_load_levels(cachegen_load *load, uint8_t *levels_out,
                                            uint32_t n_levels);
 /* Asks to stop; poll until done. */

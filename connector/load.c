@@ -191,7 +191,7 @@ uint32_t cachegen_load_levels(cachegen_load *load, uint8_t *levels_out, uint32_t
     pthread_mutex_lock(&load->op.runtime->lock);
     const cg_fetch *fetch = &load->fetch;
     const uint32_t n = fetch->n_whole;
-    for (uint32_t i = 0; i < n && i < n_levels; i++)
+    for (uint32_t i = 0; i < n && i < n_levels && levels_out != NULL; i++)
         levels_out[i] = fetch->chunks[fetch->first + i].level;
     pthread_mutex_unlock(&load->op.runtime->lock);
     return n;

@@ -309,6 +309,12 @@ TEST_F(OpenTest, CallsRefuseNonsense)
     engine.kv_id = 1;
     EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_INVALID_ARGUMENT) << "no such layout";
     engine.kv_id = 0;
+    ASSERT_EQ(engine.load_start(0, 63, &load), CACHEGEN_OK);
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    EXPECT_EQ(cachegen_load_levels(load, nullptr, 2), 2u) << "written to nowhere";
+    cachegen_load_free(load);
     engine.plan[100] ^= 1;
     EXPECT_EQ(engine.load_start(0, 63, &load), CG_ERR_CORRUPT);
     cachegen_lookup_free(nullptr);
