@@ -9,9 +9,10 @@
  *
  * Each save has a number, the same on all ranks and rising; the parts of a save are found by it. A
  * rank sends its parts in the order in which they were begun, however long each is in the making.
- * If a part fails, it sends a refusal in its place. So whoever gets a later number knows that no
- * earlier one will come. Keys and levels of prefixes are compared, too: ranks that number
- * differently lose saves, and never store wrong KV.
+ * Whoever gets a later number knows that no earlier one will come. So if a part fails, a refusal
+ * tells the listener, which is that save's number alone; or the next part does. A refusal takes
+ * neither memory nor a descriptor, once a rank is connected. Keys and levels of prefixes are
+ * compared, too: ranks that number differently lose saves, and never store wrong KV.
  *
  * What it does not do: wait longer than it is told to. A part that does not come costs the save.
  * One that nobody asks for is dropped with those of the next save.
@@ -62,12 +63,13 @@ typedef struct cg_gather_part {
 
 /* Memory for the part of the save with this number, for cg_gather_send() or cg_gather_abandon() to
  * take: until then those that were begun later wait. CG_ERR_AGAIN: there is none within
- * limit_bytes; the listener is told that this save's part does not come. CG_ERR_NO_MEMORY. */
+ * limit_bytes. CG_ERR_NO_MEMORY. Then the listener is told that this save's part does not come. */
 cg_status cg_gather_begin(cg_gather *gather, uint64_t number, const cg_gather_chunk *chunks,
                           uint32_t n_chunks, cg_gather_part *part_out);
 /* Passes it on, or drops it. CG_OK, too: it waits for those begun before it, and is passed on or
  * dropped after them. CG_ERR_NOT_FOUND: nobody listens. CG_ERR_AGAIN: the listener is far behind.
- * CG_ERR_PERMISSION: it is another user's. */
+ * CG_ERR_PERMISSION: it is another user's. CG_ERR_CANCELLED: somebody else has the memory mapped,
+ * and the listener is told that the part does not come. */
 cg_status cg_gather_send(cg_gather *gather, cg_gather_part *part);
 
 /* Drops it, and tells the listener that it does not come. */

@@ -15,10 +15,11 @@ enum {
     CG_GATHER_MAGIC = 0x32706763, /* of this version's parts */
 };
 
-/* A part's memory: the head, the chunks, then their data. Sender and listener are of one machine.
- */
+/* A part's memory: the head, the chunks, then their data. A message with it is the memory's
+ * descriptor and size; one without is a head without chunks, a refusal. Sender and listener are of
+ * one machine. */
 typedef struct cg_gather_head {
-    uint32_t magic, n_chunks; /* no chunks: a refusal */
+    uint32_t magic, n_chunks;
     uint32_t first_head, n_heads;
     uint64_t number;
 } cg_gather_head;
@@ -39,6 +40,8 @@ struct cg_gather {
     int sender;                           /* the lock; -1: not connected */
     uint64_t passed_bytes;                /* the lock: that the listener has not dropped yet */
     uint64_t begun_bytes;                 /* the lock: of all turns */
+    uint64_t refused;                     /* the lock: the last save whose part does not come, until
+                                             the listener is told; 0: none */
     struct cg_gather_turn *first, **last; /* the lock: turns, as they were begun */
 };
 
@@ -48,6 +51,16 @@ static inline uint64_t cg_gather_chunk_bytes(const cg_gather *g, uint32_t n_toke
     const cg_geometry *m = &g->config.geometry;
     return (uint64_t)CG_N_PLANES * m->n_layers * n_tokens * n_heads * m->head_dim *
            cg_dtype_bytes(m->dtype);
+}
+
+static inline cg_gather_head cg_gather_head_of(const cg_gather *g, uint64_t number,
+                                               uint32_t n_chunks)
+{
+    return (cg_gather_head){.magic = CG_GATHER_MAGIC,
+                            .n_chunks = n_chunks,
+                            .first_head = g->config.first_head,
+                            .n_heads = g->config.n_heads,
+                            .number = number};
 }
 
 static inline uint64_t cg_gather_data_begin(uint32_t n_chunks)

@@ -15,7 +15,7 @@
 typedef struct cg_gather_received {
     struct cg_gather_received *next;
     int connection; /* index; -1: closed */
-    uint8_t *map;
+    uint8_t *map;   /* NULL: a refusal */
     size_t n_bytes;
     cg_gather_head head;
     cg_gather_chunk *chunks; /* [head.n_chunks] */
@@ -23,7 +23,8 @@ typedef struct cg_gather_received {
 
 static void free_part(part *p)
 {
-    munmap(p->map, p->n_bytes);
+    if (p->map != NULL)
+        munmap(p->map, p->n_bytes);
     free(p->chunks);
     free(p);
 }
@@ -55,8 +56,9 @@ static void close_connection(cg_gather *g, uint32_t index)
 static void tell_dropped(cg_gather *g, const part *p)
 {
     const uint64_t n_bytes = p->n_bytes;
-    if (p->connection >= 0 && send(g->connections[p->connection], &n_bytes, sizeof n_bytes,
-                                   MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+    if (p->map != NULL && p->connection >= 0 &&
+        send(g->connections[p->connection], &n_bytes, sizeof n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL) <
+            0)
         close_connection(g, (uint32_t)p->connection);
 }
 
@@ -77,15 +79,19 @@ static bool is_sound(const cg_gather *g, const part *p)
     return left == 0;
 }
 
-static bool read_head(const cg_gather *g, part *p)
+static bool is_of_model(const cg_gather *g, const cg_gather_head *h)
 {
     const uint32_t n_kv_heads = g->config.geometry.n_kv_heads;
+    /* In this order: what is subtracted was found to be no larger before. */
+    return h->magic == CG_GATHER_MAGIC && h->n_heads > 0 && h->n_heads <= n_kv_heads &&
+           h->first_head <= n_kv_heads - h->n_heads;
+}
+
+static bool read_head(const cg_gather *g, part *p)
+{
     const size_t room = p->n_bytes - sizeof p->head; /* the caller saw that there is one */
     memcpy(&p->head, p->map, sizeof p->head);
-    /* In this order: what is subtracted was found to be no larger before. */
-    if (p->head.magic != CG_GATHER_MAGIC || p->head.n_heads == 0 || p->head.n_heads > n_kv_heads ||
-        p->head.first_head > n_kv_heads - p->head.n_heads ||
-        p->head.n_chunks > room / sizeof *p->chunks)
+    if (!is_of_model(g, &p->head) || p->head.n_chunks > room / sizeof *p->chunks)
         return false;
     p->chunks = malloc((p->head.n_chunks + (size_t)1) * sizeof *p->chunks);
     if (p->chunks == NULL)
@@ -121,6 +127,15 @@ static void add_part(cg_gather *g, uint32_t connection, int fd, uint64_t n_bytes
     g->parts = p;
 }
 
+static void add_refusal(cg_gather *g, uint32_t connection, const cg_gather_head *head)
+{
+    part *p = is_of_model(g, head) && head->n_chunks == 0 ? calloc(1, sizeof *p) : NULL;
+    if (p == NULL)
+        return;
+    *p = (part){.next = g->parts, .connection = (int)connection, .head = *head};
+    g->parts = p;
+}
+
 /* One message of a connection. False: there is none; *closed_out: nor will there be. */
 static bool receive(cg_gather *g, uint32_t connection, bool *closed_out)
 {
@@ -128,8 +143,11 @@ static bool receive(cg_gather *g, uint32_t connection, bool *closed_out)
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr aligned;
     } control;
-    uint64_t n_bytes = 0;
-    struct iovec content = {&n_bytes, sizeof n_bytes};
+    union {
+        uint64_t n_bytes;
+        cg_gather_head refusal;
+    } said = {0};
+    struct iovec content = {&said, sizeof said};
     struct msghdr message = {.msg_iov = &content,
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
@@ -139,6 +157,8 @@ static bool receive(cg_gather *g, uint32_t connection, bool *closed_out)
     *closed_out = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
     if (n <= 0)
         return n < 0 && errno == EINTR;
+    if (n == sizeof said.refusal && CMSG_FIRSTHDR(&message) == NULL)
+        add_refusal(g, connection, &said.refusal);
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c != NULL; c = CMSG_NXTHDR(&message, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
@@ -149,7 +169,7 @@ static bool receive(cg_gather *g, uint32_t connection, bool *closed_out)
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
             if (n_fds == 1)
-                add_part(g, connection, fd, n == sizeof n_bytes ? n_bytes : 0);
+                add_part(g, connection, fd, n == sizeof said.n_bytes ? said.n_bytes : 0);
             else
                 close(fd);
         }
@@ -190,8 +210,10 @@ static void receive_all(cg_gather *g, int timeout_ms)
 static const uint8_t *find(const cg_gather *g, const part *p, uint64_t number,
                            const cg_gather_chunk *chunk)
 {
+    if (p->map == NULL || p->head.number != number)
+        return NULL;
     const uint8_t *data = p->map + cg_gather_data_begin(p->head.n_chunks);
-    for (uint32_t i = 0; i < p->head.n_chunks && p->head.number == number; i++) {
+    for (uint32_t i = 0; i < p->head.n_chunks; i++) {
         const cg_gather_chunk *c = &p->chunks[i];
         if (cg_key_equal(&c->key, &chunk->key) && c->n_tokens == chunk->n_tokens &&
             c->prefix_level == chunk->prefix_level)

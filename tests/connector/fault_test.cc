@@ -63,13 +63,6 @@ namespace
 
 using namespace cg_test;
 
-#ifndef CG_TEST_HAS_FUSE
-TEST(FaultTest, IsNotTested)
-{
-    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: faults in mid-load are not tested");
-}
-#else
-
 // Refuses the n-th allocation from now on, and all that follow or not.
 void refuse_memory(long n, bool goes_on)
 {
@@ -83,6 +76,53 @@ bool allow_memory()
     n_until_refusal = -1;
     return was_refused;
 }
+
+// Of a tensor-parallel engine: whatever memory the rank that sends its heads lacks, the one that
+// stores them is not left to wait for it, and their numbers agree afterwards.
+TEST(SenderFaultTest, WhicheverAllocationFailsTheOtherRankWaitsForNothing)
+{
+    const Store store;
+    const Tokens tokens = prompt(64);
+    for (const bool goes_on : {false, true})
+        for (const bool copies_later : {false, true}) {
+            long n = 0;
+            for (bool refused = true; refused && !HasFailure(); n++) {
+                SCOPED_TRACE(testing::Message() << "allocation " << n << ", goes on: " << goes_on
+                                                << ", copied later: " << copies_later);
+                const std::string group = "\"group\": \"fault-" + std::to_string(getpid()) +
+                                          "\", \"threads\": 1, \"save_timeout_ms\": 60000";
+                Engine storing(store, group, {0, 1}), sending(store, group, {1, 1});
+                sending.copies_later = copies_later;
+                cachegen_save *sent = nullptr, *stored = nullptr;
+                sending.prefill(tokens);
+                refuse_memory(n, goes_on);
+                const cachegen_status begun =
+                    sending.save_start(tokens, 0, 64, true, nullptr, 0, &sent);
+                if (begun == CACHEGEN_OK)
+                    sending.finish(sent);
+                refused = allow_memory();
+                EXPECT_TRUE(begun == CACHEGEN_OK || begun == CACHEGEN_ERR_NO_MEMORY) << begun;
+                storing.prefill(tokens);
+                ASSERT_EQ(storing.save_start(tokens, 0, 64, true, nullptr, 0, &stored),
+                          CACHEGEN_OK);
+                EXPECT_EQ(storing.finish(stored).status,
+                          begun == CACHEGEN_OK ? CACHEGEN_OK : CACHEGEN_ERR_CANCELLED);
+                EXPECT_EQ(sending.save_start(tokens, 0, 64, true, nullptr, 0, &sent), CACHEGEN_OK);
+                ASSERT_EQ(storing.save_start(tokens, 0, 64, true, nullptr, 0, &stored),
+                          CACHEGEN_OK);
+                sending.finish(sent);
+                EXPECT_EQ(storing.finish(stored).status, CACHEGEN_OK) << "the next";
+            }
+            EXPECT_GT(n, 4) << "allocations are not refused";
+        }
+}
+
+#ifndef CG_TEST_HAS_FUSE
+TEST(FaultTest, IsNotTested)
+{
+    CG_SKIP_OR_FAIL("fuse", "built without libfuse 3: faults in mid-load are not tested");
+}
+#else
 
 enum Fault {
     SERVER_GONE, // each call is an error, as after the server was killed

@@ -8,8 +8,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -404,14 +406,16 @@ TEST_F(GatherTest, ARefusalDoesNotOvertakeThePartBeforeIt)
     EXPECT_EQ(take(2), CG_ERR_CANCELLED);
 }
 
-int n_parts_in_memory()
+// The descriptors of parts that this process has.
+std::vector<int> parts_in_memory()
 {
-    int n = 0;
+    std::vector<int> fds;
     for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
         std::error_code gone; // as the one that lists them
-        n += std::filesystem::read_symlink(entry, gone).string().rfind("/memfd:cachegenfs", 0) == 0;
+        if (std::filesystem::read_symlink(entry, gone).string().rfind("/memfd:cachegenfs", 0) == 0)
+            fds.push_back(std::stoi(entry.path().filename()));
     }
-    return n;
+    return fds;
 }
 
 // Its memory may be large, and goes with the descriptor.
@@ -424,12 +428,12 @@ TEST_F(GatherTest, APartThatNobodyTakesIsFreedWithoutTheLockThatStepsTake)
     lock_of_parts = &sender->lock;
     EXPECT_EQ(send(1), CG_ERR_NOT_FOUND);
     lock_of_parts = nullptr;
-    EXPECT_EQ(n_parts_in_memory(), 0);
+    EXPECT_EQ(parts_in_memory().size(), 0u);
     EXPECT_GT(n_closed, 0);
     EXPECT_EQ(n_closed_with_lock, 0);
 }
 
-TEST_F(GatherTest, RefusalsBehindAPartThatHangsTakeNoMoreThanOne)
+TEST_F(GatherTest, RefusalsBehindAPartThatHangsTakeNoMemory)
 {
     ASSERT_NO_FATAL_FAILURE(open(24000)); // two at a time
     cg_gather_part first, abandoned, refused;
@@ -437,9 +441,9 @@ TEST_F(GatherTest, RefusalsBehindAPartThatHangsTakeNoMoreThanOne)
     EXPECT_EQ(begin(2, &abandoned), CG_OK);
     for (uint64_t number = 3; number < 100; number++)
         EXPECT_EQ(begin(number, &refused), CG_ERR_AGAIN);
-    EXPECT_EQ(n_parts_in_memory(), 3);
+    EXPECT_EQ(parts_in_memory().size(), 2u);
     cg_gather_abandon(sender, &abandoned);
-    EXPECT_EQ(n_parts_in_memory(), 2);
+    EXPECT_EQ(parts_in_memory().size(), 1u);
     EXPECT_EQ(take(1), CG_ERR_AGAIN);
     EXPECT_EQ(cg_gather_send(sender, &first), CG_OK);
     EXPECT_EQ(take(1), CG_OK);
@@ -478,6 +482,62 @@ TEST_F(GatherTest, WhatWillNotComeIsNotWaitedFor)
     EXPECT_EQ(take(3), CG_ERR_AGAIN);
     EXPECT_EQ(send(3, "other"), CG_OK);
     EXPECT_EQ(take(3), CG_ERR_CANCELLED) << "the ranks have different chunks under one number";
+}
+
+TEST_F(GatherTest, ARefusalNeedsNoDescriptor)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
+    EXPECT_EQ(send(1), CG_OK); // which connects
+    EXPECT_EQ(take(1), CG_OK);
+    rlimit all = {};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &all), 0);
+    const rlimit none = {0, all.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    cg_gather_part part;
+    EXPECT_EQ(begin(2, &part), CG_ERR_NO_MEMORY);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &all), 0);
+    EXPECT_EQ(take(2), CG_ERR_CANCELLED);
+    EXPECT_EQ(send(3), CG_OK);
+    EXPECT_EQ(take(3), CG_OK);
+}
+
+// It could be written to when the listener has it, so it is not sealed, and not passed on.
+TEST_F(GatherTest, APartThatIsMappedElsewhereIsRefused)
+{
+    ASSERT_NO_FATAL_FAILURE(open(12000));
+    cg_gather_part part;
+    ASSERT_EQ(begin(1, &part), CG_OK);
+    const std::vector<int> parts = parts_in_memory();
+    ASSERT_EQ(parts.size(), 1u);
+    void *other = mmap(nullptr, 1, PROT_READ | PROT_WRITE, MAP_SHARED, parts[0], 0);
+    ASSERT_NE(other, MAP_FAILED);
+    EXPECT_EQ(cg_gather_send(sender, &part), CG_ERR_CANCELLED);
+    EXPECT_EQ(take(1), CG_ERR_CANCELLED);
+    munmap(other, 1);
+    EXPECT_EQ(parts_in_memory().size(), 0u);
+    EXPECT_EQ(send(2), CG_OK) << "its room is free";
+    EXPECT_EQ(take(2), CG_OK);
+}
+
+TEST_F(GatherTest, AChildThatIsForkedMeanwhileKeepsNoPartFromBeingPassedOn)
+{
+    ASSERT_NO_FATAL_FAILURE(open(UINT64_MAX));
+    int until[2];
+    cg_gather_part part;
+    ASSERT_EQ(pipe2(until, O_CLOEXEC), 0);
+    ASSERT_EQ(begin(1, &part), CG_OK);
+    const pid_t child = fork();
+    if (child == 0) {
+        char byte;
+        close(until[1]);
+        _exit(read(until[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    ASSERT_GT(child, 0);
+    EXPECT_EQ(cg_gather_send(sender, &part), CG_OK);
+    EXPECT_EQ(take(1), CG_OK);
+    close(until[0]);
+    close(until[1]);
+    EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 TEST_F(GatherTest, WhatIsPassedOnIsCountedOnce)
