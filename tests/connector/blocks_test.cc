@@ -58,12 +58,16 @@ class BlocksTest : public testing::Test
     // vLLM's CPU tensor: (blocks, heads, N, 2 D), each (block, head) a K area and a V area.
     void use_vec()
     {
+        use_vec(N * static_cast<int64_t>(e));
+    }
+    void use_vec(int64_t k_dim_stride, int64_t shift = 0)
+    {
         const int64_t E = static_cast<int64_t>(e), n = N, d = D;
         given.block_stride = HEADS * 2 * n * d * E;
         given.head_stride[0] = given.head_stride[1] = 2 * n * d * E;
-        given.offset_bytes[1] = n * d * E;
+        given.offset_bytes[1] = n * d * E + shift;
         given.token_stride[0] = E; // K is transposed
-        given.dim_stride[0] = n * E;
+        given.dim_stride[0] = k_dim_stride;
         given.token_stride[1] = d * E;
         given.dim_stride[1] = E;
         make();
@@ -80,6 +84,23 @@ class BlocksTest : public testing::Test
             given.dim_stride[plane] = E;
         }
         make();
+    }
+    // As vec, with K's dims from the last to the first.
+    void use_backward()
+    {
+        const int64_t E = static_cast<int64_t>(e), n = N, d = D;
+        given.offset_bytes[0] = (d - 1) * n * E;
+        use_vec(-n * E);
+    }
+    // As vec, at odd addresses.
+    void use_unaligned()
+    {
+        for (size_t i = 0; i < memory.size(); i++) {
+            memory[i].push_back(0xcd);
+            base[i] = memory[i].data();
+        }
+        given.offset_bytes[0] = 1;
+        use_vec(N * static_cast<int64_t>(e), 1);
     }
     // Neither tokens nor dims are contiguous: [block][dim][plane][token][head].
     void use_odd()
@@ -212,8 +233,10 @@ std::vector<Range> ranges(uint32_t N)
 
 TEST_F(BlocksTest, VllmsTransposedKeysComeBack){
     FOR_SHAPES_AND_RANGES(use_vec)} TEST_F(BlocksTest, FlashLayoutComesBack){
-    FOR_SHAPES_AND_RANGES(use_flash)} TEST_F(BlocksTest,
-                                             AnyStridesComeBack){FOR_SHAPES_AND_RANGES(use_odd)}
+    FOR_SHAPES_AND_RANGES(use_flash)} TEST_F(BlocksTest, AnyStridesComeBack){
+    FOR_SHAPES_AND_RANGES(use_odd)} TEST_F(BlocksTest, DimsThatRunBackwardComeBack){
+    FOR_SHAPES_AND_RANGES(use_backward)} TEST_F(BlocksTest, BlocksAtOddAddressesComeBack){
+    FOR_SHAPES_AND_RANGES(use_unaligned)}
 
 TEST_F(BlocksTest, VllmsAmxPackingComesBack)
 {
@@ -278,6 +301,8 @@ TEST_F(BlocksTest, ATableMustCoverItsTokensWithBlocksThatExist)
     EXPECT_TRUE(cg_kv_layout_covers(layout, table.data(), 2, 64));
     EXPECT_FALSE(cg_kv_layout_covers(layout, table.data(), 2, 65));
     EXPECT_TRUE(cg_kv_layout_covers(layout, nullptr, 0, 0));
+    // Of 2^32 tokens; only the blocks that are needed are looked at.
+    EXPECT_TRUE(cg_kv_layout_covers(layout, table.data(), 1u << 27, 64));
     for (int64_t bad : {int64_t{-1}, int64_t{BLOCKS}, INT64_MAX, INT64_MIN}) {
         table[1] = bad;
         EXPECT_FALSE(cg_kv_layout_covers(layout, table.data(), 2, 33)) << bad;
