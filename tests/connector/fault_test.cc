@@ -117,6 +117,37 @@ TEST(SenderFaultTest, WhicheverAllocationFailsTheOtherRankWaitsForNothing)
         }
 }
 
+// The copies' memory comes back however far a save comes.
+TEST(SaveFaultTest, WhicheverAllocationFailsNoStagingMemoryStaysTaken)
+{
+    constexpr long STEP = SEES_RACES ? 5 : 1; // then each takes seconds
+    const Store store;
+    const Tokens tokens = prompt(96);
+    for (const bool goes_on : {false, true})
+        for (const bool copies_later : {false, true}) {
+            long n = 0;
+            for (bool refused = true; refused && !HasFailure(); n += STEP) {
+                SCOPED_TRACE(testing::Message() << "allocation " << n << ", goes on: " << goes_on
+                                                << ", copied later: " << copies_later);
+                Engine engine(store, "\"threads\": 1");
+                const Tokens other = prompt(96, static_cast<uint64_t>(n) + 2);
+                engine.copies_later = copies_later;
+                engine.prefill(other);
+                cachegen_save *save = nullptr;
+                refuse_memory(n, goes_on);
+                const cachegen_status begun =
+                    engine.save_start(other, 0, 96, true, "name", 0, &save);
+                if (begun == CACHEGEN_OK)
+                    engine.finish(save);
+                refused = allow_memory();
+                EXPECT_TRUE(begun == CACHEGEN_OK || begun == CACHEGEN_ERR_NO_MEMORY) << begun;
+                EXPECT_EQ(engine.stats().staging_bytes, 0u);
+                EXPECT_EQ(engine.save(tokens), CACHEGEN_OK);
+            }
+            EXPECT_GT(n, 8) << "allocations are not refused";
+        }
+}
+
 #ifndef CG_TEST_HAS_FUSE
 TEST(FaultTest, IsNotTested)
 {
