@@ -953,6 +953,55 @@ TEST_P(HangTest, FreeingASaveThatWasCutAndGivenUpWaitsForNoThread)
     EXPECT_TRUE(comes_true([&] { return engine->stats().staging_bytes == 0; }));
 }
 
+// The pool goes on reading blocks for a save that nobody waits for any more, and into memory that
+// must stay for it.
+TEST_P(HangTest, WhatIsCopiedForASaveThatWasGivenUpIsFreedOnceItIsCopied)
+{
+    engine = open(", \"threads\": 1");
+    ASSERT_TRUE(comes_true([&] { return engine->save(prompt(32)) == CACHEGEN_OK; }));
+    const Tokens tokens = prompt(32 * 4, 2);
+    engine->prefill(tokens);
+    odd->set_mood(Mood::HANGING);
+    cachegen_save *hung = nullptr, *copied = nullptr;
+    ASSERT_EQ(engine->save_start(tokens, 0, 32, false, nullptr, 0, &hung), CACHEGEN_OK);
+    engine->copies_later = true;
+    {
+        TouchedPages blocks(engine->memory.data(), engine->memory.size(), true);
+        ASSERT_EQ(engine->save_start(tokens, 0, 32 * 4, true, nullptr, 0, &copied), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        EXPECT_EQ(engine->finish(hung).status, CG_ERR_TIMED_OUT);
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_save_poll(copied, &p); }), CACHEGEN_OK);
+        EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+        EXPECT_GE(engine->stats().staging_bytes, 4 * COPY_BYTES) << "the pool still writes there";
+        blocks.release();
+        cachegen_save_free(copied);
+    }
+    odd->set_mood(Mood::GOOD);
+    EXPECT_TRUE(comes_true([&] { return engine->stats().staging_bytes == 0; }));
+}
+
+// The engine may free its blocks when closing has returned.
+TEST_P(HangTest, ClosingWaitsForWhatIsCopiedOutOfTheBlocks)
+{
+    engine = open(", \"threads\": 1");
+    const Tokens tokens = prompt(32 * 4);
+    engine->prefill(tokens);
+    engine->copies_later = true;
+    TouchedPages blocks(engine->memory.data(), engine->memory.size(), true);
+    cachegen_save *save = nullptr;
+    ASSERT_EQ(engine->save_start(tokens, 0, 32 * 4, true, nullptr, 0, &save), CACHEGEN_OK);
+    forget(save);
+    ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+    auto closed = std::async(std::launch::async, [&] { close_engine(); });
+    // However long: it is over the time for closing.
+    EXPECT_EQ(closed.wait_for(std::chrono::seconds(2)), std::future_status::timeout)
+        << "the blocks are still read";
+    blocks.release();
+    closed.wait();
+}
+
 TEST_P(HangTest, CopiesAreFreedWithoutTheLockThatStepsTake)
 {
     uint64_t seed = 10;
