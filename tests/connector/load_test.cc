@@ -297,6 +297,89 @@ TEST_P(LoadTest, SavesInStepsMakeOneChain)
     EXPECT_EQ(store.dir.files("m/contexts/a-context/L0").size(), 5u);
 }
 
+// The blocks before from_token need not have anything.
+TEST_P(LoadTest, AChunkThatBeginsBeforeWhatIsSavedIsNotStored)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(128);
+    engine.prefill(tokens);
+    cachegen_save *save;
+    ASSERT_EQ(engine.save_start(tokens, 0, 32, false, nullptr, 0, &save), CACHEGEN_OK);
+    EXPECT_EQ(engine.finish(save).loaded_tokens, 32u);
+    engine.for_each(0, 40, [&](uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint8_t *at) {
+        memset(at, 0xcd, engine.element_bytes());
+    });
+    ASSERT_EQ(engine.save_start(tokens, 40, 128, true, nullptr, 0, &save), CACHEGEN_OK);
+    engine.finish(save);
+    EXPECT_EQ(store.chunks("L0").size(), 1u);
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 32u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 32), 0);
+}
+
+// ---- what a plan may ask for ----
+
+TEST_P(LoadTest, WhatLiesBeforeAPlansChunksIsNotLoadedByIt)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(128);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens, 64).hit_tokens, 127u);
+    engine.poison();
+    cachegen_load *load = nullptr;
+    for (const uint32_t from : {0u, 63u})
+        EXPECT_EQ(engine.load_start(from, 127, &load), CG_ERR_INVALID_ARGUMENT) << from;
+    EXPECT_TRUE(engine.is_poison());
+    EXPECT_EQ(engine.load(tokens, 64).progress.loaded_tokens, 127u);
+}
+
+TEST_P(LoadTest, APlanThatSaysAChunkIsHugeTakesNoMemoryForIt)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(64);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 63u);
+    cg_plan *plan;
+    ASSERT_EQ(cg_plan_parse(engine.plan.data(), engine.plan.size(), &plan), CG_OK);
+    plan->chunks[0].sizes.bytes[CG_L0] = CG_STORE_MOST_CHUNK_BYTES - 1;
+    cg_plan_write(plan, engine.plan.data());
+    cg_plan_free(plan);
+    for (const std::string &path : store.chunks("L0")) // and so do the files
+        ASSERT_EQ(truncate((store.dir.path + "/" + path).c_str(), 16 << 20), 0);
+    cachegen_load *load;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine.load_start(0, 63, &load), CACHEGEN_OK);
+    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    cachegen_load_free(load);
+    EXPECT_EQ(p.status, CG_ERR_BUFFER_TOO_SMALL);
+    EXPECT_EQ(p.loaded_tokens, 0u);
+    EXPECT_LT(p.bytes_read, 2u << 20);
+}
+
+TEST_P(LoadTest, ANameThatIsGoneSaysNothingOfTheFilesOtherNames)
+{
+    const Store store(true);
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"]"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u); // of which the file's finest name is read
+    for (const std::string &path : store.chunks("L1"))
+        std::filesystem::remove(store.dir.path + "/" + path);
+    cachegen_load *load;
+    cachegen_progress p = {};
+    p.struct_size = sizeof p;
+    ASSERT_EQ(engine.load_start(0, 95, &load), CACHEGEN_OK);
+    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
+    cachegen_load_free(load);
+    EXPECT_EQ(p.status, CG_ERR_NOT_FOUND);
+    EXPECT_EQ(p.failed_levels, 1u << CG_L1);
+    engine.level_plus_1 = CG_L2 + 1;
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
+}
+
 TEST_P(LoadTest, WhatTheStoreHasIsNotSavedAgain)
 {
     const Store store;
@@ -629,23 +712,29 @@ TEST_P(LoadTest, AnFp8CacheWithScalesIsLoadedExactlyAndLossily)
     ASSERT_EQ(engine.open_status, CACHEGEN_OK) << engine.error;
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
 
-    engine.worst_level_plus_1 = 1;
+    engine.worst_level_plus_1 = other.worst_level_plus_1 = 1;
     engine.poison();
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
     EXPECT_EQ(engine.error_of(tokens, 0, 95), 0);
+    // With other scales the same bytes mean something else, exact ones, too.
+    other.poison();
+    EXPECT_EQ(other.load(tokens).progress.loaded_tokens, 0u);
+    EXPECT_TRUE(other.is_poison());
+    const uint64_t n_foreign = other.stats().chunks_foreign_model;
+    EXPECT_GT(n_foreign, 0u);
 
     for (const std::string &path : store.chunks("L0"))
         std::filesystem::remove(store.dir.path + "/" + path);
-    engine.worst_level_plus_1 = 0;
+    engine.worst_level_plus_1 = other.worst_level_plus_1 = 0;
     engine.poison();
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 95u);
     EXPECT_GT(engine.error_of(tokens, 0, 95), 0);
 
-    // With other scales the same bytes mean something else; bf16 has other keys.
     other.poison();
     EXPECT_EQ(other.load(tokens).progress.loaded_tokens, 0u);
     EXPECT_TRUE(other.is_poison());
-    EXPECT_GT(other.stats().chunks_foreign_model, 0u);
+    EXPECT_GT(other.stats().chunks_foreign_model, n_foreign);
+    // bf16 has other keys.
     EXPECT_EQ(bf16.look_up(tokens).hit_tokens, 0u);
 }
 
@@ -693,6 +782,23 @@ TEST_P(LoadTest, DamageIsAShorterLoadACounterAndNoSecondOffer)
         EXPECT_EQ(healed.progress.loaded_tokens, 159u);
         EXPECT_EQ(engine.error_of(tokens, 0, 159), 0);
     }
+}
+
+// What is remembered of a chunk says that it is there; what a load has found counts more.
+TEST_P(LoadTest, ADamagedChunkThatIsRememberedIsReplaced)
+{
+    const Store store;
+    Engine engine(store, with("\"positive_ttl_ms\": 60000"));
+    const Tokens tokens = prompt(96);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    for (const std::string &path : store.chunks("L0"))
+        edit(store, path, [](Bytes *b) { b->back() ^= 8; });
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 0u);
+    ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
+    Engine fresh(store, with());
+    fresh.load(tokens);
+    EXPECT_EQ(fresh.error_of(tokens, 0, 32), 0) << "at least what was found to be damaged";
 }
 
 // A load reads what its level needs of a file, and no more.
@@ -1933,6 +2039,37 @@ TEST_P(LoadTest, FullStagingMemoryIsAskAgain)
     engine.finish(save);
 }
 
+// The pool's thread stands still in the first copy, so that nothing is freed.
+TEST_P(LoadTest, ASaveThatIsToAskAgainCountsNothing)
+{
+    const Store store;
+    Engine engine(store, with("\"staging_mib\": 1, \"threads\": 1, \"positive_ttl_ms\": 60000"));
+    Tokens longer = prompt(64);
+    ASSERT_EQ(engine.save(longer), CACHEGEN_OK); // which it remembers
+    const Tokens more = prompt(512, 2);
+    longer.insert(longer.end(), more.begin(), more.end());
+    engine.prefill(longer);
+    engine.copies_later = true;
+    cachegen_save *saves[3], *refused;
+    cachegen_stats before = {}, after = {};
+    {
+        TouchedPages blocks(engine.memory.data(), engine.memory.size(), true);
+        for (uint64_t i = 0; i < 3; i++) // of 288 KiB
+            ASSERT_EQ(engine.save_start(prompt(576, 10 + i), 0, 576, false, nullptr, 0, &saves[i]),
+                      CACHEGEN_OK);
+        before = engine.stats();
+        EXPECT_EQ(engine.save_start(longer, 0, 576, true, nullptr, 0, &refused), CACHEGEN_AGAIN);
+        after = engine.stats();
+        blocks.release();
+        for (cachegen_save *save : saves)
+            EXPECT_EQ(engine.finish(save).status, CACHEGEN_OK);
+    }
+    EXPECT_EQ(after.chunks_existed, before.chunks_existed);
+    EXPECT_EQ(after.staging_bytes, before.staging_bytes);
+    EXPECT_EQ(engine.save(longer), CACHEGEN_OK);
+    EXPECT_EQ(engine.stats().chunks_existed, before.chunks_existed + 2);
+}
+
 TEST_P(LoadTest, EncodersTakeTheirMemoryFromTheSameBudget)
 {
     const Store store(false, wide_spec()); // 4 KiB a token: 256 KiB a chunk
@@ -1981,6 +2118,31 @@ TEST_P(LoadTest, NothingIsSavedBehindAHole)
         EXPECT_EQ(store.chunks("L0").size(), 6u);
         EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 191u);
     }
+}
+
+TEST_P(LoadTest, AChunkThatTheStoreSaysNothingOfIsNoHole)
+{
+    const Store store;
+    Engine engine(store, with());
+    const Tokens tokens = prompt(128);
+    engine.prefill(tokens);
+    const auto save = [&](uint32_t from, uint32_t to) {
+        cachegen_save *op;
+        EXPECT_EQ(engine.save_start(tokens, from, to, false, nullptr, 0, &op), CACHEGEN_OK);
+        return engine.finish(op);
+    };
+    EXPECT_EQ(save(0, 64).loaded_tokens, 64u);
+    const cg_key second = key_of(root_of(store), tokens, 1);
+    char object[CG_TREE_PATH_BYTES];
+    ASSERT_EQ(cg_tree_object_path("m", &second, CG_L0, nullptr, object, sizeof object), CG_OK);
+    const std::string path = store.dir.path + "/" + object;
+    std::filesystem::rename(path, path + ".aside");
+    std::filesystem::create_symlink("elsewhere", path); // an error for root, too
+    EXPECT_EQ(save(64, 128).loaded_tokens, 128u);
+    EXPECT_EQ(engine.stats().saves_dropped_unreachable, 0u);
+    std::filesystem::rename(path + ".aside", path);
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 127u);
+    EXPECT_EQ(engine.error_of(tokens, 0, 127), 0);
 }
 
 TEST_P(LoadTest, NothingIsSavedBehindAChunkThatALoadHasFoundToBeGone)
