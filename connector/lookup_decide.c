@@ -207,7 +207,7 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
         cg_controller_decision decision = choose(rt, l, all, stored, false, sizes, levels);
         /* Is it what is believed of the link that keeps all away, and not a bound of quality? */
         if (prefix->n_chunks > 0 && decision.n_load == 0 &&
-            choose(rt, l, all, stored, true, sizes, levels).n_load > 0) {
+            (!(l->max_kl > 0) || choose(rt, l, all, stored, true, sizes, levels).n_load > 0)) {
             if (forget_old_link(rt))
                 decision = choose(rt, l, all, stored, false, sizes, levels);
             if (decision.n_load == 0 && doubts_prior(rt, (cg_policy)c->config->policy))
