@@ -442,6 +442,26 @@ class Engine
         EXPECT_TRUE(is_untouched(0, from));
         return l;
     }
+    // Of the last look-up's plan, to its end.
+    cachegen_progress load_planned(uint32_t from, uint32_t to)
+    {
+        cachegen_load *op = nullptr;
+        cachegen_progress p = {};
+        p.struct_size = sizeof p;
+        EXPECT_EQ(load_start(from, to, &op), CACHEGEN_OK);
+        if (op != nullptr) {
+            EXPECT_EQ(wait_for(c, [&] { return cachegen_load_poll(op, &p); }), CACHEGEN_OK);
+        }
+        cachegen_load_free(op);
+        return p;
+    }
+    // Tokens [from, to) as they are in the blocks, to the save's end.
+    cachegen_progress save_part(const Tokens &tokens, uint32_t from, uint32_t to)
+    {
+        cachegen_save *op;
+        EXPECT_EQ(save_start(tokens, from, to, false, nullptr, 0, &op), CACHEGEN_OK);
+        return finish(op);
+    }
     cachegen_stats stats() const
     {
         cachegen_stats s = {};

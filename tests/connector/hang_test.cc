@@ -804,12 +804,7 @@ TEST_P(HangTest, WhatCouldNotBeReadOfAStoreThatWasGoneIsOfferedWhenItIsBack)
     ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
     ASSERT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }));
     odd.reset();
-    cachegen_load *load = nullptr;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
-    EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-    cachegen_load_free(load);
+    const cachegen_progress p = engine->load_planned(0, 127);
     EXPECT_EQ(p.status, CG_ERR_IO);
     EXPECT_EQ(p.failed_levels, 0u);
     odd = std::make_unique<OddFs>(store.dir.path, mount.path);
@@ -825,12 +820,7 @@ TEST_P(HangTest, AChunkIsNotTakenForTruncatedWhenTheConnectionToItIsLost)
     ASSERT_TRUE(comes_true([&] { return engine->save(tokens) == CACHEGEN_OK; }));
     ASSERT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }));
     odd->set_mood(Mood::CUT);
-    cachegen_load *load = nullptr;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(engine->load_start(0, 127, &load), CACHEGEN_OK);
-    EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-    cachegen_load_free(load);
+    const cachegen_progress p = engine->load_planned(0, 127);
     EXPECT_NE(p.status, CG_OK);
     EXPECT_EQ(engine->stats().chunks_truncated, 0u);
     odd->set_mood(Mood::GOOD);

@@ -348,12 +348,7 @@ TEST_P(LoadTest, APlanThatSaysAChunkIsHugeTakesNoMemoryForIt)
     cg_plan_free(plan);
     for (const std::string &path : store.chunks("L0")) // and so do the files
         ASSERT_EQ(truncate((store.dir.path + "/" + path).c_str(), 16 << 20), 0);
-    cachegen_load *load;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(engine.load_start(0, 63, &load), CACHEGEN_OK);
-    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-    cachegen_load_free(load);
+    const cachegen_progress p = engine.load_planned(0, 63);
     EXPECT_EQ(p.status, CG_ERR_BUFFER_TOO_SMALL);
     EXPECT_EQ(p.loaded_tokens, 0u);
     EXPECT_LT(p.bytes_read, 2u << 20);
@@ -368,12 +363,7 @@ TEST_P(LoadTest, ANameThatIsGoneSaysNothingOfTheFilesOtherNames)
     ASSERT_EQ(engine.look_up(tokens).hit_tokens, 95u); // of which the file's finest name is read
     for (const std::string &path : store.chunks("L1"))
         std::filesystem::remove(store.dir.path + "/" + path);
-    cachegen_load *load;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(engine.load_start(0, 95, &load), CACHEGEN_OK);
-    EXPECT_EQ(wait_for(engine.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-    cachegen_load_free(load);
+    const cachegen_progress p = engine.load_planned(0, 95);
     EXPECT_EQ(p.status, CG_ERR_NOT_FOUND);
     EXPECT_EQ(p.failed_levels, 1u << CG_L1);
     engine.level_plus_1 = CG_L2 + 1;
@@ -2126,19 +2116,14 @@ TEST_P(LoadTest, AChunkThatTheStoreSaysNothingOfIsNoHole)
     Engine engine(store, with());
     const Tokens tokens = prompt(128);
     engine.prefill(tokens);
-    const auto save = [&](uint32_t from, uint32_t to) {
-        cachegen_save *op;
-        EXPECT_EQ(engine.save_start(tokens, from, to, false, nullptr, 0, &op), CACHEGEN_OK);
-        return engine.finish(op);
-    };
-    EXPECT_EQ(save(0, 64).loaded_tokens, 64u);
+    EXPECT_EQ(engine.save_part(tokens, 0, 64).loaded_tokens, 64u);
     const cg_key second = key_of(root_of(store), tokens, 1);
     char object[CG_TREE_PATH_BYTES];
     ASSERT_EQ(cg_tree_object_path("m", &second, CG_L0, nullptr, object, sizeof object), CG_OK);
     const std::string path = store.dir.path + "/" + object;
     std::filesystem::rename(path, path + ".aside");
     std::filesystem::create_symlink("elsewhere", path); // an error for root, too
-    EXPECT_EQ(save(64, 128).loaded_tokens, 128u);
+    EXPECT_EQ(engine.save_part(tokens, 64, 128).loaded_tokens, 128u);
     EXPECT_EQ(engine.stats().saves_dropped_unreachable, 0u);
     std::filesystem::rename(path + ".aside", path);
     EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 127u);
@@ -2151,19 +2136,14 @@ TEST_P(LoadTest, NothingIsSavedBehindAChunkThatALoadHasFoundToBeGone)
     Engine engine(store, with("\"positive_ttl_ms\": 60000"));
     const Tokens tokens = prompt(32 * 4);
     engine.prefill(tokens);
-    const auto save = [&](uint32_t from, uint32_t to) {
-        cachegen_save *op;
-        EXPECT_EQ(engine.save_start(tokens, from, to, false, nullptr, 0, &op), CACHEGEN_OK);
-        return engine.finish(op);
-    };
-    EXPECT_EQ(save(0, 64).loaded_tokens, 64u);
+    EXPECT_EQ(engine.save_part(tokens, 0, 64).loaded_tokens, 64u);
     const cg_key second = key_of(root_of(store), tokens, 1);
     char path[CG_TREE_PATH_BYTES];
     ASSERT_EQ(cg_tree_object_path("m", &second, CG_L0, nullptr, path, sizeof path), CG_OK);
     std::filesystem::remove(store.dir.path + "/" + path);
     ASSERT_EQ(engine.load(tokens).progress.loaded_tokens, 32u) << "that it was there is remembered";
     engine.prefill(tokens);
-    EXPECT_EQ(save(64, 128).loaded_tokens, 64u);
+    EXPECT_EQ(engine.save_part(tokens, 64, 128).loaded_tokens, 64u);
     EXPECT_EQ(engine.stats().saves_dropped_unreachable, 2u);
     EXPECT_EQ(store.chunks("L0").size(), 1u);
 }

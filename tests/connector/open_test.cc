@@ -533,12 +533,7 @@ TEST_F(OpenTest, APlanCrossesConnectors)
     scheduler.look_up(tokens);
     worker.plan = scheduler.plan;
     worker.poison();
-    cachegen_load *load;
-    cachegen_progress p = {};
-    p.struct_size = sizeof p;
-    ASSERT_EQ(worker.load_start(0, 63, &load), CACHEGEN_OK);
-    EXPECT_EQ(wait_for(worker.c, [&] { return cachegen_load_poll(load, &p); }), CACHEGEN_OK);
-    cachegen_load_free(load);
+    const cachegen_progress p = worker.load_planned(0, 63);
     EXPECT_EQ(p.loaded_tokens, 63u);
     EXPECT_EQ(worker.error_of(tokens, 0, 63), 0);
 }
