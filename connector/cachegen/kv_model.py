@@ -216,7 +216,8 @@ class KvModel:
         if error[worst] > 0.1:  # bf16: about 0.01; a wrong rotation: about 1
             raise Unsupported(
                 f"K of layer {worst} is not rotated as its configuration says (kind {self.rope.kind}, "
-                f"{self.rope.rotary_dim} dimensions, NeoX pairing): {error[worst]:.2f} off"
+                f"{self.rope.rotary_dim} dimensions, NeoX pairing): {error[worst]:.2f} off. Interleaved rope, as of "
+                "Cohere and GLM-4, is not told by a configuration and is not supported"
             )
 
     def prefill_with_queries(self, context):

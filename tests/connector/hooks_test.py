@@ -1094,6 +1094,11 @@ class RankTest(unittest.TestCase):
         ranks = [self.rank(i, n_ranks, n_kv_heads) for i in range(n_ranks)]
         return [(rank.first_head, rank.n_heads, rank.stores) for rank in ranks]
 
+    def test_a_model_without_kv_heads_is_refused_by_name(self):
+        for n_ranks in (1, 2):
+            with self.assertRaisesRegex(UnsupportedRanks, "a model without KV heads"):
+                self.rank(0, n_ranks, n_kv_heads=0)
+
     def test_heads_are_where_vllm_has_them(self):
         self.assertEqual(self.heads(1, 4), [(0, 4, True)])
         self.assertEqual(self.heads(2, 4), [(0, 2, True), (2, 2, True)])

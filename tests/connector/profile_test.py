@@ -100,7 +100,7 @@ CODED = {
 REFUSED = {
     "proportional": lambda: config("Llama", num_key_value_heads=2, rope_parameters={
         "rope_type": "proportional", "rope_theta": 10000.0}),
-    "not rotated as its configuration says": lambda: config("Cohere", num_key_value_heads=2),
+    "not rotated as its configuration says .*[Ii]nterleaved rope": lambda: config("Cohere", num_key_value_heads=2),
     "interleaved rope of 16 dimensions": lambda: transformers.GPTJConfig(
         vocab_size=256, n_positions=512, n_embd=128, n_layer=3, n_head=4, rotary_dim=16, bos_token_id=None,
         eos_token_id=None),

@@ -29,6 +29,8 @@ def rank_of(vllm_config, role):
     """UnsupportedRanks."""
     parallel, n_kv_heads = vllm_config.parallel_config, vllm_config.model_config.get_total_num_kv_heads()
     n_ranks = parallel.tensor_parallel_size
+    if not n_kv_heads:
+        raise UnsupportedRanks("a model without KV heads: only attention is supported, state-space layers are not")
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
             raise UnsupportedRanks(f"{name} {getattr(parallel, name)}: only tensor parallelism is supported")
