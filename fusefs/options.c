@@ -69,6 +69,9 @@ static const struct fuse_opt SPEC[] = {
     FUSE_OPT_KEY("max_read=", KEY_REFUSED),
     /* Always on. */
     FUSE_OPT_KEY("default_permissions", KEY_IGNORED),
+    /* Never: mount.fuse3 asks for both when root mounts and has not named nosuid and nodev. */
+    FUSE_OPT_KEY("suid", KEY_IGNORED),
+    FUSE_OPT_KEY("dev", KEY_IGNORED),
     /* What mount(8) and fstab may leave for us. */
     FUSE_OPT_KEY("rw", KEY_IGNORED),
     FUSE_OPT_KEY("defaults", KEY_IGNORED),
@@ -104,6 +107,7 @@ static void usage(void)
         "    -o ro                   read-only\n"
         "    -o allow_other          let other users in (file modes decide what they may do)\n"
         "    -o default_permissions  the kernel checks file modes; always on\n"
+        "    -o nosuid,nodev         set-id bits and devices have no effect; always on\n"
         "    -o attr_timeout=S       seconds for which the kernel trusts attributes (where the\n"
         "                            store's changes can be watched an hour, or 60 of files\n"
         "                            that are no chunks; else 1)\n"
@@ -419,7 +423,8 @@ static bool complete(cg_options *options, const parsed *p)
 
     char *name = escaped(options->store);
     const bool added = name != NULL &&
-                       add_option(&options->fuse, "default_permissions,subtype=cachegenfs", "") &&
+                       add_option(&options->fuse, "default_permissions,nosuid,nodev", "") &&
+                       add_option(&options->fuse, "subtype=cachegenfs", "") &&
                        add_option(&options->fuse, "fsname=%s", name) &&
                        (!options->read_only || add_option(&options->fuse, "ro", "")) &&
                        (!options->io_uring || add_option(&options->fuse, "io_uring", "")) &&

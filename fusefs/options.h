@@ -7,6 +7,10 @@
 #include "fusefs/fuse_api.h"
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct cg_options {
     char *store, *mountpoint; /* absolute, without symbolic links */
     bool foreground, debug, read_only, single_thread;
@@ -34,4 +38,8 @@ typedef enum cg_options_result {
 /* Checks everything before it says RUN. Then *options_out is filled, and the caller destroys it. */
 cg_options_result cg_options_parse(int argc, char **argv, cg_options *options_out);
 void cg_options_destroy(cg_options *options);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

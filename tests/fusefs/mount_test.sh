@@ -14,14 +14,37 @@ printf 'X' | dd of="$flipped" bs=1 seek=50000 conv=notrunc status=none
 head -c 60000 "$good" > "$short"
 contexts=$mnt/m/contexts
 
+shown() { awk -v at="$mnt" '$2 == at { print $4 }' /proc/mounts; }
+# check_flags HOW: whatever a mount is asked for, what a store holds of set-id files and devices has no effect.
+check_flags() {
+    check "$1: nosuid" grep -qw nosuid <<< "$(shown)"
+    check "$1: nodev" grep -qw nodev <<< "$(shown)"
+}
 # As in fstab, and as /proc/mounts shows them.
-mount_store -o relatime,strictatime,lazytime,noauto
-shown=$(awk -v at="$mnt" '$2 == at { print $4 }' /proc/mounts)
+mount_store -o relatime,strictatime,lazytime,noauto,suid,dev
+check_flags "with -o suid,dev"
+before=$(shown)
 unmount
-mount_store -o "$shown"
-check "a mount takes the options that it shows" \
-    equal "$(awk -v at="$mnt" '$2 == at { print $4 }' /proc/mounts)" "$shown"
+mount_store -o "$before"
+check "a mount takes the options that it shows" equal "$(shown)" "$before"
+check "a file can have its set-id bits" sh -c 'touch "$1" && chmod 6755 "$1"' sh "$mnt/tool"
+check "and keeps them" equal "$(stat -c %a "$mnt/tool")" 6755
+rm -f "$mnt/tool"
 unmount
+
+# mount(8) mounts by mount.fuse3, which runs the program that PATH has, and asks for suid and dev when root mounts.
+if command -v mount.fuse3 > /dev/null; then
+    mkdir "$tmp/bin"
+    printf '#!/bin/sh\nexec "%s" "$@" -f\n' "$cachegenfs" > "$tmp/bin/cachegenfs"
+    chmod +x "$tmp/bin/cachegenfs"
+    PATH=$tmp/bin:$PATH mount.fuse3 "$store" "$mnt" -t fuse.cachegenfs -o rw 2>> "$tmp/log" &
+    daemon=$!
+    check "mount.fuse3 mounts" wait_for 20 test -e "$mnt/.cachegenfs/version"
+    check_flags "by mount.fuse3"
+    unmount
+else
+    echo "SKIPPED: no mount.fuse3: what mount(8) makes is not checked"
+fi
 
 check "an option that libfuse would refuse later is refused at once" \
     sh -c 'timeout 20 "$1" "$2" "$3" -o max_read=131072 2>&1 | grep -q "max_read=131072: a mount cannot have"' \
