@@ -5,7 +5,7 @@ the framework then converts element by element. What a CPU has says little about
 at, so a product of the model's shapes is timed, for a fraction of a second.
 """
 
-import sys
+import argparse
 import time
 
 import torch
@@ -59,7 +59,13 @@ def main():
     """Prints the type of the model in the directory that is given, as --dtype of cachegen.profile takes it."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(sys.argv[1])
+    from .command import OF_MODELS, reading
+
+    parser = argparse.ArgumentParser(prog="python -m cachegen.compute_type", description=main.__doc__)
+    parser.add_argument("model_dir", metavar="MODEL_DIR")
+    options = parser.parse_args()
+    with reading("compute_type", options.model_dir, OF_MODELS):
+        config = AutoConfig.from_pretrained(options.model_dir)
     dtype = faster_dtype(getattr(config, "dtype", None) or torch.bfloat16, config)
     print(dtype_name(dtype))
 

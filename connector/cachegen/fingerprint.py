@@ -11,11 +11,11 @@ is sampled as if it was one. Other training changes all of a tensor and is seen;
 is not, except by weights_digest(): a store that wants to be certain has that in its model.json.
 """
 
+import argparse
 import hashlib
 import json
 import os
 import struct
-import sys
 import zipfile
 
 WHOLE_BYTES = 4 << 30  # of all weights together
@@ -223,5 +223,16 @@ def weights_digest(model_dir):
     return digest.hexdigest()
 
 
+def main():
+    parser = argparse.ArgumentParser(prog="python -m cachegen.fingerprint", description=__doc__.splitlines()[0])
+    parser.add_argument("model_dir", metavar="MODEL_DIR")
+    parser.add_argument("--weights", action="store_true", help="the digest of all bytes of the weights instead")
+    options = parser.parse_args()
+    try:
+        print((weights_digest if options.weights else model_fingerprint)(options.model_dir))
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"fingerprint: {options.model_dir}: {getattr(error, 'strerror', None) or error}\n")
+
+
 if __name__ == "__main__":
-    print(weights_digest(sys.argv[2]) if sys.argv[1] == "--weights" else model_fingerprint(sys.argv[1]))
+    main()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -153,6 +154,24 @@ class FingerprintTest(unittest.TestCase):
         for tensors in ({"a": (5, 1 << 62)}, {"a": (-5, 3)}, {"a": (9, 3)}, {"a": (0.5, 1.5)}):
             with self.subTest(tensors):
                 self.assertEqual(len(self.write("lies", n_bytes, tensors)), 32)
+
+    def run_command(self, *arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "cachegen.fingerprint", *arguments],
+            env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "connector")}, capture_output=True, text=True,
+        )  # fmt: skip
+
+    def test_the_command_prints_one_and_says_in_a_line_what_it_cannot_read(self):
+        made = self.write("model", 100)
+        folder, missing = os.path.join(self.folder, "model"), os.path.join(self.folder, "missing")
+        self.assertEqual(self.run_command(folder).stdout, made + "\n")
+        self.assertEqual(self.run_command("--weights", folder).stdout, weights_digest(folder) + "\n")
+        self.assertEqual(self.run_command("--help").returncode, 0)
+        without = self.run_command()
+        self.assertEqual((without.returncode, without.stderr.split()[0]), (2, "usage:"))
+        failed = self.run_command("--weights", missing)
+        self.assertEqual((failed.returncode, failed.stderr.count("\n")), (2, 1), failed.stderr)
+        self.assertIn(missing, failed.stderr)
 
 
 if __name__ == "__main__":
