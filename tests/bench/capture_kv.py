@@ -25,4 +25,6 @@ def main(model_dir, text_path, n_tokens, out):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

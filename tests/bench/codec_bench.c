@@ -29,6 +29,7 @@
 #include "codec/klt.h"
 #include "codec/section_plan.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -257,7 +258,10 @@ static void read_file(const char *path, chunk_file *file)
     cg_chunk chunk;
     FILE *stream = fopen(path, "rb");
     *file = (chunk_file){.path = path};
-    check(stream != NULL && fseek(stream, 0, SEEK_END) == 0 ? CG_OK : CG_ERR_IO, path);
+    if (stream == NULL || fseek(stream, 0, SEEK_END) != 0) {
+        fprintf(stderr, "codec_bench: %s: %s\n", path, strerror(errno));
+        exit(2);
+    }
     const long n_bytes = ftell(stream);
     rewind(stream);
     file->n_bytes = n_bytes > 0 ? (size_t)n_bytes : 0;
@@ -490,6 +494,10 @@ static void bench_file(const char *path, variant *variants, unsigned n_variants,
     chunk_file file;
     pool *p = take(sizeof *p);
     read_file(path, &file);
+    if (file.header.level != CG_L0 && variants[0].profile == NULL) {
+        fprintf(stderr, "codec_bench: %s: its level is lossy: -p PROFILE.cgp is wanted\n", path);
+        exit(2);
+    }
     prepare(&file, variants, n_variants, most_threads, p);
     for (unsigned round = 0; round < n_rounds + 1; round++) { /* the first warms up */
         for (unsigned i = 0; i < n_variants; i++) {
@@ -576,16 +584,18 @@ int main(int argc, char **argv)
     char kernels[] = "baseline,avx2,avx512,vnni,amx", *kernel_list = kernels, threads[] = "1,2",
          *thread_list = threads;
     unsigned n_rounds = 21, n_variants = 0, most_threads = 1;
+    bool is_usage_wanted = false; /* by -h, too */
+    opterr = 0;
     for (int option; (option = getopt(argc, argv, "p:r:k:t:")) != -1;) {
         switch (option) {
         case 'p': profile_path = optarg; break;
         case 'r': n_rounds = (unsigned)atoi(optarg); break;
         case 'k': kernel_list = optarg; break;
         case 't': thread_list = optarg; break;
-        default: return 2;
+        default: is_usage_wanted = true;
         }
     }
-    if (optind == argc || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
+    if (is_usage_wanted || optind == argc || n_rounds < 1 || n_rounds > MAX_ROUNDS) {
         fprintf(stderr,
                 "usage: codec_bench [-p PROFILE.cgp] [-r ROUNDS] [-k KERNELS,...] [-t THREADS,...] "
                 "FILE.kv...\n");
@@ -610,6 +620,10 @@ int main(int argc, char **argv)
                 open_profile(v, profile_path);
         }
         most_threads = n_threads > most_threads ? n_threads : most_threads;
+    }
+    if (n_variants == 0) {
+        fprintf(stderr, "codec_bench: -k %s: none of them runs here\n", kernel_list);
+        return 2;
     }
     printf("{");
     print_cpu();

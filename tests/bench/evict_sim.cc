@@ -59,6 +59,8 @@ std::vector<Request> read_trace(const char *path)
         }
         requests.push_back(request);
     }
+    if (requests.empty())
+        throw std::runtime_error(std::string(path) + ": no requests can be read");
     return requests;
 }
 
@@ -276,7 +278,7 @@ Result replay(const char *name, double share, Store &&store, const std::vector<R
 } // namespace
 
 int main(int argc, char **argv)
-{
+try {
     if (argc != 2) {
         fprintf(stderr, "usage: evict_sim TRACE.jsonl\n");
         return 2;
@@ -303,4 +305,7 @@ int main(int argc, char **argv)
                ours.ttft_s - std::min(l2.ttft_s, l3.ttft_s));
     }
     return 0;
+} catch (const std::exception &error) {
+    fprintf(stderr, "evict_sim: %s\n", error.what());
+    return 2;
 }

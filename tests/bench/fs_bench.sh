@@ -7,6 +7,10 @@
 # them L2: only their sizes matter here. Caches: "hot": the store's pages are cached; "cold": they are not, nor the
 # mount's. Pages of single files are dropped (posix_fadvise), so that other work of the machine goes on.
 set -eu
+[ $# -ge 2 ] || {
+    echo "usage: fs_bench.sh BUILD_DIR OUT.json [MOUNT_OPTIONS]" >&2
+    exit 2
+}
 build=$1
 out=$2
 options=${3:-}

@@ -145,7 +145,10 @@ def main():
         parser.error(f"tokens are a multiple of {STEP}, rounds at least 1")
     with tempfile.TemporaryDirectory(prefix="cg-hooks-bench.") as temporary:
         root = arguments.dir or temporary
-        os.makedirs(os.path.join(root, "m"), exist_ok=True)
+        try:
+            os.makedirs(os.path.join(root, "m"), exist_ok=True)
+        except OSError as error:
+            parser.error(f"{root}: {error.strerror}")
         engine = Engine(root, arguments.tokens)
         run = random.randrange(1 << 40)  # a store that is used again has other prompts
         for n in range(arguments.rounds + 1):

@@ -19,6 +19,7 @@ from before the look-up until shortly after the load's end, headers of all proto
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -332,6 +333,9 @@ def main():
     parser.add_argument("--over", choices=LINKS, default="sshfs")
     parser.add_argument("--json")
     arguments = parser.parse_args()
+    for path in (arguments.kv, arguments.profile, *(text.rpartition("=")[2] for text in arguments.driver)):
+        if not os.path.exists(path):
+            parser.error(f"{path}: {os.strerror(errno.ENOENT)}")
     drivers = []
     for text in arguments.driver:
         name, _, path = text.rpartition("=")

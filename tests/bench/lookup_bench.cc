@@ -84,9 +84,11 @@ void time_look_ups(const std::string &root, const Store &like, const Tokens &tok
 } // namespace
 
 int main(int argc, char **argv)
-{
-    if (argc < 2 || argc > 3)
-        fail("usage: lookup_bench DIR [MOUNT]");
+try {
+    if (argc < 2 || argc > 3) {
+        fprintf(stderr, "usage: lookup_bench DIR [MOUNT]\n");
+        return 2;
+    }
     const std::string root = argv[1];
     const Tokens tokens = prompt(N_TOKENS);
     const Store like(true);
@@ -95,4 +97,7 @@ int main(int argc, char **argv)
     for (const char *backend : {"auto", "io_uring", "threads"})
         time_look_ups(argc == 3 ? argv[2] : root, like, tokens, backend);
     return 0;
+} catch (const std::exception &error) {
+    fprintf(stderr, "lookup_bench: %s\n", error.what());
+    return 2;
 }

@@ -4,6 +4,10 @@
 # STORE: where the objects are, or are made if there are none; it stays, less what the last step evicts. Without it they
 # are made in a temporary folder. CG_BENCH_ROUNDS (10). Nothing is dropped from caches: a first run is cold.
 set -eu
+[ $# -ge 2 ] || {
+    echo "usage: many_objects.sh BUILD_DIR N_THOUSAND [STORE]" >&2
+    exit 2
+}
 build=$1
 n_thousand=$2
 rounds=${CG_BENCH_ROUNDS:-10}
