@@ -528,7 +528,7 @@ class AttentionTest(unittest.TestCase):
         for method in ("eagle", "eagle3", "mtp", "draft_model", "custom_class"):
             with self.subTest(method), self.assertRaisesRegex(Unsupported, f"speculative decoding by '{method}'"):
                 check(method)
-        model_config = types.SimpleNamespace(enable_sleep_mode=False, model_weights=None)
+        model_config = types.SimpleNamespace(enable_sleep_mode=False, model_weights=None, runner_type="generate")
         load_config = types.SimpleNamespace(load_format="auto", model_loader_extra_config=None)
         speculative = types.SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
         engine = types.SimpleNamespace(
@@ -541,6 +541,19 @@ class AttentionTest(unittest.TestCase):
         engine = types.SimpleNamespace(model_config=types.SimpleNamespace(enable_sleep_mode=True))
         with self.assertRaisesRegex(Unsupported, "enable_sleep_mode"):
             _configuration({}, engine, None, None)
+
+    def test_pooling_over_all_tokens_is_refused_as_vllm_computes_its_prompts_in_one_step(self):
+        def check(runner_type, is_prefix_caching_supported):
+            model_config = types.SimpleNamespace(enable_sleep_mode=False, runner_type=runner_type)
+            model_config.is_prefix_caching_supported = is_prefix_caching_supported
+            load_config = types.SimpleNamespace(load_format="pt", model_loader_extra_config=None)
+            _configuration({}, types.SimpleNamespace(model_config=model_config, load_config=load_config), None, None)
+
+        with self.assertRaisesRegex(Unsupported, "pooling over all"):
+            check("pooling", False)
+        for taken in (("pooling", True), ("generate", False)):
+            with self.subTest(taken), self.assertRaisesRegex(Unsupported, "pt"):  # the next that is looked at
+                check(*taken)
 
     def test_kinds_that_are_not_known_yet_are_refused(self):
         class Other(FullAttentionSpec):

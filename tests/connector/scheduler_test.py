@@ -1275,6 +1275,26 @@ class OtherTierTest(unittest.TestCase):
         (save,) = self.saves(made, "s", n_local=128)
         self.assertEqual((save.from_token, save.prefix_level), (128, 0))
 
+    def test_what_a_session_has_computed_stays_as_good_when_its_next_input_comes(self):
+        for hit, level in ((0, 0), (64, 2)):
+            with self.subTest(hit=hit):
+                made = scheduler(Store(hit=hit), unknown_level=3)
+                asked = request()
+                self.assertEqual(made.matched_tokens(asked, 0), (hit, hit > 0))
+                made.update_after_alloc(asked, blocks(13), hit)
+                if hit:
+                    made.step(step_of(None, 0, 0))
+                    made.take_report(WorkerReport(loads={"r": LoadReport(hit, level)}))
+                    made.update_after_alloc(asked, blocks(13), 0)
+                made.step(step_of("r", hit, 200 - hit))
+                asked.num_computed_tokens = 201  # with a token of the answer
+                made.update_after_alloc(asked, blocks(20), 0)
+                step = made.step(step_of("r", 201, 100, n_blocks=20))
+                provenance = made.local_cache.provenance
+                self.assertEqual([provenance.worst_of([block]) for block in range(1, 21)], 20 * [level])
+                self.assertFalse(provenance.any_unknown(range(1, 21)))
+                self.assertEqual(step.overwritten, set(range(13, 21)))
+
     def test_of_a_chunk_that_is_partly_loaded_at_a_lossy_level_nothing_is_stored_nor_of_what_follows(self):
         for n_local, saved_from in ((64, 64), (80, None)):
             with self.subTest(n_local):

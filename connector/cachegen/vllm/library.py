@@ -199,6 +199,9 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
         raise Unsupported(f"KV layouts of platform {current_platform.device_name}: cpu and cuda are supported")
     if getattr(model_config, "enable_sleep_mode", False):  # nobody has seen what becomes of loads and saves under way
         raise Unsupported("enable_sleep_mode: an engine whose KV cache's memory stays where it is is supported")
+    if model_config.runner_type == "pooling" and not model_config.is_prefix_caching_supported:
+        # vLLM computes such a prompt in one step; without its beginning the step ends the engine.
+        raise Unsupported("pooling over all of a prompt's tokens, such as MEAN or CLS: only their K and V are stored")
     check_weights(vllm_config)
     check_speculation(vllm_config)
     groups = kv_cache_config.kv_cache_groups

@@ -6,7 +6,9 @@ does. The worker's side does what is planned, and its report comes back with the
 Surprises:
  1. A request whose load fails is never looked up again: when the first block of a load is bad, vLLM frees all and asks
     anew, and would do so for ever.
- 2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it.
+ 2. vLLM calls update_after_alloc() twice for a request that loads: before the load and, with 0 tokens, after it. And
+    once more for each further input of a session (streaming input), with all blocks that it has: no look-up comes
+    before that, and the step at hand has it as a new request.
  3. A preempted request comes back through matched_tokens(), with its blocks gone. Once its first token is out it has
     no time to that left to keep: its budget begins anew, and is not counted.
  4. A reset changes the root of all keys: a random one begins the salt of every later look-up and save. The worker takes
@@ -171,6 +173,9 @@ class Scheduler:
         block_ids = blocks.get_block_ids()[0]
         block_tokens = self.library.block_tokens
         state.allocated = True
+        if state.has_begun:
+            self.local_cache.grow(state, block_ids[n_blocks(request.num_computed_tokens, block_tokens) :])
+            return
         n_local = n_kept = state.local_tokens // block_tokens
         self._loaded_blocks.update(block_ids[n_local:])
         if num_external_tokens > 0:
