@@ -194,21 +194,17 @@ double cg_estimator_without_trip(const cg_estimator *e, double latency_ns)
 {
     if (e->n_samples == 0 || latency_ns < CG_FAR_NS)
         return 1;
+    for (uint32_t i = 0; i < e->n_samples; i++)
+        if (!is_trip(&e->samples[i], latency_ns))
+            return 1;
     const cg_link_sample *last = &e->samples[e->n_samples - 1];
-    if (!is_trip(last, latency_ns))
-        return 1;
     const double ns = fmax(last->ns - latency_ns, last->ns / CG_ESTIMATOR_MOST_TRIP);
     return fmin(fmax(last->bytes * 8e9 / ns / cg_estimator_bps(e), 1), CG_ESTIMATOR_MOST_TRIP);
 }
 
 double cg_estimator_trips_alone(const cg_estimator *e, double latency_ns)
 {
-    if (latency_ns < FAR_TRIP_NS)
-        return 1;
-    for (uint32_t i = 0; i < e->n_samples; i++)
-        if (!is_trip(&e->samples[i], latency_ns))
-            return 1;
-    return cg_estimator_without_trip(e, latency_ns);
+    return latency_ns < FAR_TRIP_NS ? 1 : cg_estimator_without_trip(e, latency_ns);
 }
 
 bool cg_estimator_forget_old(cg_estimator *e, uint64_t now_ns)

@@ -76,12 +76,12 @@ double cg_estimator_low_bps(const cg_estimator *estimator, uint64_t now_ns);
 
 /* How many times faster than the estimate the link may well be. */
 double cg_estimator_hope(const cg_estimator *estimator);
-/* Where the last sample is little but a round trip to a far store, as at the start of a load over a
- * fast link that is not known: how many times the estimate it says without that,
- * CG_ESTIMATOR_MOST_TRIP at most. Else 1. latency_ns: until the store answers a question. */
+/* Where all samples are little but round trips to a far store, as at the start of a load over a
+ * fast link that is not known: how many times the estimate the last one says without that,
+ * CG_ESTIMATOR_MOST_TRIP at most. Else 1: over a link that is known, a sample that is as long as a
+ * round trip need not be one. latency_ns: until the store answers a question. */
 double cg_estimator_without_trip(const cg_estimator *estimator, double latency_ns);
-/* The same as long as nothing else was seen of the link: where all samples are such, of a store
- * that is 15 ms away or more. Else 1. */
+/* The same for how much is asked for: where the store is 15 ms away or more. Else 1. */
 double cg_estimator_trips_alone(const cg_estimator *estimator, double latency_ns);
 
 /* Forgets all samples if the last one is old: then the link is unknown, as before the first. A

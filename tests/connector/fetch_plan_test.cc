@@ -161,14 +161,15 @@ class FetchPlanTest : public testing::Test
         bool is_given_up = false;
         uint64_t floors_ns = 0, ended_ns = 0;
     };
-    Loaded load(Fetch *fetch, double mbps, double round_trip_ms, uint32_t n_cached = 0)
+    Loaded load(Fetch *fetch, double mbps, double round_trip_ms, uint32_t n_cached = 0,
+                uint64_t now_ns = 0)
     {
         struct Read {
             uint64_t id, ends_ns;
         };
         Loaded loaded;
         std::vector<Read> reads;
-        uint64_t now_ns = 0, link_free_ns = 0;
+        uint64_t link_free_ns = 0;
         uint32_t index;
         const auto begin = [&] {
             while (const cg_fetch_read *read = next(now_ns)) {
@@ -182,7 +183,7 @@ class FetchPlanTest : public testing::Test
                 now_ns += 1000;
             }
         };
-        cg_fetch_set_end(&fetch->s, &speeds, 0);
+        cg_fetch_set_end(&fetch->s, &speeds, now_ns);
         add(fetch);
         while (now_ns < 60 * SECOND) {
             loaded.is_given_up = cg_fetch_overdue(&plan, &speeds, now_ns) != nullptr ||
@@ -1511,6 +1512,24 @@ TEST_F(FetchPlanTest, OverAFarFastLinkThatIsNotKnownNoLoadIsGivenUp)
             EXPECT_GE(cg_speeds_link_bps(&speeds), 2 * 8e3 * static_cast<double>(c.l3_bytes) *
                                                        c.n_chunks /
                                                        static_cast<double>(c.budget_ms));
+        }
+}
+
+TEST_F(FetchPlanTest, AfterTwoLoadsALookUpTakesNoSteadyFarLinkForAFasterOne)
+{
+    for (const double round_trip_ms : {10.0, 20.0, 40.0, 60.0})
+        for (double mbps = 86; mbps < 3000; mbps *= 2) {
+            SCOPED_TRACE(testing::Message() << round_trip_ms << " ms, " << mbps << " Mbit/s");
+            start(16, 1000000 * KB);
+            link(0);
+            speeds.latency_ns = round_trip_ms * 1e6;
+            for (const uint64_t from_ns : {UINT64_C(0), 10 * SECOND}) {
+                Fetch fetch(40, from_ns + 2 * SECOND);
+                set_sizes(&fetch, 426 * KB);
+                load(&fetch, mbps, round_trip_ms, 0, from_ns);
+            }
+            EXPECT_GT(speeds.link.n_samples, 3u);
+            EXPECT_LE(cg_speeds_link_bps(&speeds), 1.3e6 * mbps);
         }
 }
 

@@ -68,6 +68,24 @@ TEST_F(SpeedsTest, LevelsOfALoadShareItsTimeAsTheyWouldByWhatIsKnown)
     EXPECT_GT(decode_ns(CG_L2), decode_ns(CG_L3)) << "not loaded";
 }
 
+TEST_F(SpeedsTest, ALinkThatIsKnownIsNoFasterForASampleThatIsAsLongAsARoundTrip)
+{
+    constexpr uint64_t MS = 1000000, BYTES_PER_MS = 172000; // 1,376 Mbit/s
+    cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 0);
+    speeds.latency_ns = 20e6;
+    for (int i = 0; i < 19; i++)
+        cg_estimator_add(&speeds.link, 40 * BYTES_PER_MS, 40 * MS, 0);
+    cg_estimator_add(&speeds.link, 20 * BYTES_PER_MS, 20 * MS, 0);
+    EXPECT_NEAR(cg_speeds_link_bps(&speeds), 8e3 * BYTES_PER_MS, 1);
+
+    // But of round trips alone the link may be that much faster.
+    cg_estimator_init(&speeds.link, CG_ESTIMATOR_HARMONIC, 0);
+    for (int i = 0; i < 3; i++)
+        cg_estimator_add(&speeds.link, 64 << 10, 20 * MS, 0);
+    EXPECT_DOUBLE_EQ(cg_speeds_link_bps(&speeds),
+                     CG_ESTIMATOR_MOST_TRIP * cg_estimator_bps(&speeds.link));
+}
+
 TEST_F(SpeedsTest, RecomputingIsTokensOverTimeAndTheLastPrefillsCountMost)
 {
     cg_prefills_add(&speeds.prefills, 1000, 0, 1000000000);
