@@ -1515,6 +1515,31 @@ TEST_F(FetchPlanTest, OverAFarFastLinkThatIsNotKnownNoLoadIsGivenUp)
         }
 }
 
+// Its store is so far that recomputing must begin before silence says anything.
+TEST_F(FetchPlanTest, AFarLinkOfWhichNothingIsKnownHasItsTimeUntilRecomputingMustBegin)
+{
+    const struct {
+        double mbps, round_trip_ms;
+        bool want; // that it is given up
+        cg_policy policy = CG_POLICY_TTFT_BUDGET;
+    } cases[] = {{0.5, 150, true},   {2, 150, true},     {0.5, 300, true},
+                 {1000, 150, false}, {1000, 100, false}, {0.5, 150, false, CG_POLICY_FIXED}};
+    for (const auto &c : cases) {
+        SCOPED_TRACE(testing::Message() << c.mbps << " Mbit/s, " << c.round_trip_ms << " ms");
+        Fetch fetch(32, SECOND);
+        set_sizes(&fetch, 75 * KB);
+        fetch.s.policy = c.policy;
+        start(16, 1000000 * KB);
+        link(0);
+        speeds.latency_ns = c.round_trip_ms * 1e6;
+        speeds.configured_tokens_per_s = 10000; // 819 ms
+        const Loaded loaded = load(&fetch, c.mbps, c.round_trip_ms);
+        const bool in_time = loaded.ended_ns + UINT64_C(819200000) <= SECOND;
+        EXPECT_EQ(loaded.is_given_up && in_time, c.want) << loaded.ended_ns;
+        EXPECT_TRUE(!c.want || loaded.ended_ns > 140 * MS) << "an answer may yet come";
+    }
+}
+
 TEST_F(FetchPlanTest, AfterTwoLoadsALookUpTakesNoSteadyFarLinkForAFasterOne)
 {
     for (const double round_trip_ms : {10.0, 20.0, 40.0, 60.0})
