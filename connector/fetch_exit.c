@@ -14,6 +14,7 @@ static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their ty
 static const double EXIT_GAIN = 0.9;   /* recomputing must take less than this part of loading */
 static const double EXIT_SLACK = 0.1;  /* of what recomputing takes: it begins before it must */
 static const double LAST_SLACK = 0.02; /* the same where nothing is known: it waits for an answer */
+static const double ANSWER_NS = 5e6;   /* of a read, longer than of a question */
 static const double SOME_HOPE = 1.2,
                     GREAT_HOPE = 3.5; /* the same with min_delay: is the link known? */
 
@@ -386,15 +387,20 @@ static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, ui
            safe.ns * (1 + EXIT_SLACK) > left && held_up_by(fetch, o, safe).n_late < 2;
 }
 
-/* Of a link of which nothing is known yet, for its store is far: the last moment at which what is
- * missing can be recomputed in time, as to wait longer stakes the budget on it. UINT64_MAX: there
- * is no budget, or the link is known. */
+/* Of a link of which nothing is known yet: the last moment at which what is missing can be
+ * recomputed in time, as to wait longer stakes the budget on it. But the first answer is waited for
+ * if it can take no longer than a question took, or the link would never be known. UINT64_MAX:
+ * there is no budget, or the link is known. */
 static uint64_t last_moment_ns(const cg_fetch *fetch, const outlook *o)
 {
     if (o->link_bps > 0 || fetch->policy != CG_POLICY_TTFT_BUDGET)
         return UINT64_MAX;
-    const double ns = cut_now(fetch, o).ns * (1 + LAST_SLACK);
-    return ns < (double)fetch->deadline_ns ? fetch->deadline_ns - whole_ns(ns) : 0;
+    const uint64_t ns = whole_ns(cut_now(fetch, o).ns * (1 + LAST_SLACK));
+    const uint64_t last_ns = fetch->deadline_ns > ns ? fetch->deadline_ns - ns : 0;
+    const double wait_ns =
+        o->speeds->latency_ns + ANSWER_NS - cg_fetch_quiet_ns(o->plan, o->now_ns);
+    const uint64_t answer_ns = cg_fetch_add_ns(o->now_ns, whole_ns(later(wait_ns, 0)));
+    return last_ns > answer_ns ? last_ns : answer_ns;
 }
 
 static bool is_last_moment(const cg_fetch *fetch, const outlook *o, uint32_t *index_out)
