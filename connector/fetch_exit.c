@@ -11,10 +11,8 @@ enum {
 };
 static const double GRACE_NS = GRACE_MS * 1e6;
 static const double MOST_LOAD_NS = 86400e9; /* a day: keeps sums within their type */
-static const double EXIT_GAIN = 0.9;   /* recomputing must take less than this part of loading */
-static const double EXIT_SLACK = 0.1;  /* of what recomputing takes: it begins before it must */
-static const double LAST_SLACK = 0.02; /* the same where nothing is known: it waits for an answer */
-static const double ANSWER_NS = 5e6;   /* of a read, longer than of a question */
+static const double EXIT_GAIN = 0.9;  /* recomputing must take less than this part of loading */
+static const double EXIT_SLACK = 0.1; /* of what recomputing takes: it begins before it must */
 static const double SOME_HOPE = 1.2,
                     GREAT_HOPE = 3.5; /* the same with min_delay: is the link known? */
 
@@ -387,30 +385,6 @@ static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, ui
            safe.ns * (1 + EXIT_SLACK) > left && held_up_by(fetch, o, safe).n_late < 2;
 }
 
-/* Of a link of which nothing is known yet: the last moment at which what is missing can be
- * recomputed in time, as to wait longer stakes the budget on it. But the first answer is waited for
- * if it can take no longer than a question took, or the link would never be known. UINT64_MAX:
- * there is no budget, or the link is known. */
-static uint64_t last_moment_ns(const cg_fetch *fetch, const outlook *o)
-{
-    if (o->link_bps > 0 || fetch->policy != CG_POLICY_TTFT_BUDGET)
-        return UINT64_MAX;
-    const uint64_t ns = whole_ns(cut_now(fetch, o).ns * (1 + LAST_SLACK));
-    const uint64_t last_ns = fetch->deadline_ns > ns ? fetch->deadline_ns - ns : 0;
-    const double wait_ns =
-        o->speeds->latency_ns + ANSWER_NS - cg_fetch_quiet_ns(o->plan, o->now_ns);
-    const uint64_t answer_ns = cg_fetch_add_ns(o->now_ns, whole_ns(later(wait_ns, 0)));
-    return last_ns > answer_ns ? last_ns : answer_ns;
-}
-
-static bool is_last_moment(const cg_fetch *fetch, const outlook *o, uint32_t *index_out)
-{
-    const cut now = cut_now(fetch, o);
-    *index_out = now.index;
-    return o->now_ns >= last_moment_ns(fetch, o) &&
-           now.ns <= cg_fetch_left_ns(fetch->deadline_ns, o->now_ns);
-}
-
 /* The same question again soon, for the time in which recomputing can still begin is short; and at
  * the deadline. */
 static void check_again(cg_fetch_plan *plan, const cg_fetch *fetch, uint64_t now_ns)
@@ -481,11 +455,7 @@ cg_fetch *cg_fetch_hopeless(cg_fetch_plan *plan, const cg_speeds *speeds, uint64
         if (first_undecoded(fetch, &waits) >= fetch->wanted_end || !may_be_cut(fetch))
             continue;
         check_again(plan, fetch, now_ns);
-        const uint64_t last_ns = last_moment_ns(fetch, &o);
-        if (last_ns > now_ns && last_ns < plan->check_ns)
-            plan->check_ns = last_ns;
-        if ((o.link_bps > 0 ? should_cut(fetch, &o, here, chunk_index_out)
-                            : is_last_moment(fetch, &o, chunk_index_out)) &&
+        if (o.link_bps > 0 && should_cut(fetch, &o, here, chunk_index_out) &&
             *chunk_index_out < fetch->wanted_end) {
             plan->is_stale = true;
             plan->check_ns = 0; /* others may be next */

@@ -31,9 +31,8 @@ const cg_fetch_read *cg_fetch_give_up(cg_fetch_plan *plan, uint64_t now_ns);
  * arrive and the engine is busy. */
 cg_fetch *cg_fetch_overdue(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns);
 /* A fetch that would be late, and of which recomputing from *chunk_index_out on is faster; NULL:
- * none. The caller fails it there. While nothing is known of the link, a load with a budget goes on
- * until recomputing must begin to be in time. Of many chunks nothing is looked at anew as long as a
- * plan of them stands, unless check_ns is due or a fetch came. */
+ * none. The caller fails it there. Of many chunks nothing is looked at anew as long as a plan of
+ * them stands, unless check_ns is due or a fetch came. */
 cg_fetch *cg_fetch_hopeless(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                             uint32_t *chunk_index_out);
 /* How many fetches are not settled yet, and what is still to come until all have their floors. */

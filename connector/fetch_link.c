@@ -3,9 +3,10 @@
 static const double QUIET_NS = 50e6; /* an answer may take so long, and two round trips */
 static const double STALL = 2;       /* a link that is quiet for so many times what is under way */
 
-/* What is asked for soon after the last end is what a link that is busy is always asked for. What
- * is asked for later may follow a read that hangs, so it has its time. */
-double cg_fetch_quiet_ns(const cg_fetch_plan *plan, uint64_t now_ns)
+/* For how long nothing has come although something should. What is asked for soon after the last
+ * end is what a link that is busy is always asked for. What is asked for later may follow a read
+ * that hangs, so it has its time. */
+static double quiet_ns(const cg_fetch_plan *plan, uint64_t now_ns)
 {
     const uint64_t soon_ns = cg_fetch_add_ns(plan->quiet_since_ns, (uint64_t)QUIET_NS);
     uint64_t since_ns = plan->quiet_since_ns;
@@ -22,7 +23,7 @@ double cg_fetch_quiet_ns(const cg_fetch_plan *plan, uint64_t now_ns)
 double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                          bool *is_bound_out)
 {
-    const double bps = cg_estimator_bps(&speeds->link), quiet = cg_fetch_quiet_ns(plan, now_ns);
+    const double bps = cg_estimator_bps(&speeds->link), quiet = quiet_ns(plan, now_ns);
     const double bits = 8 * (double)plan->window.bytes_reading;
     /* A prior is not known to be true: a load that is to find out waits as long as without. */
     const double known_bps = speeds->link.n_samples > 0 ? bps : 0;

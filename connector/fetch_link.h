@@ -12,8 +12,6 @@
 extern "C" {
 #endif
 
-/* For how long nothing has come although something should; 0 where nothing is asked for. */
-double cg_fetch_quiet_ns(const cg_fetch_plan *plan, uint64_t now_ns);
 /* The link's speed; 0: unknown. If no read has ended for longer than the estimate explains, this is
  * an upper bound, and *is_bound_out is true: bytes under way over the time waited. */
 double cg_fetch_link_bps(const cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,

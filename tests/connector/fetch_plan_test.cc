@@ -1515,42 +1515,6 @@ TEST_F(FetchPlanTest, OverAFarFastLinkThatIsNotKnownNoLoadIsGivenUp)
         }
 }
 
-// Recomputing must begin before silence says anything. An answer that may yet come is waited for:
-// without one the link would be given up unknown each time.
-TEST_F(FetchPlanTest, ALinkOfWhichNothingIsKnownHasItsTimeUntilRecomputingMustBegin)
-{
-    const struct {
-        double mbps, round_trip_ms;
-        bool want; // that it is given up in time
-        uint64_t deadline_ns = SECOND;
-        cg_policy policy = CG_POLICY_TTFT_BUDGET;
-    } cases[] = {{0.5, 150, true},
-                 {2, 150, true},
-                 {0.5, 100, true},
-                 {1000, 150, false},
-                 {1000, 100, false},
-                 {1000, 300, false},
-                 {0.5, 300, false},
-                 {10000, 1, false, 820 * MS},
-                 {1000, 10, false, 830 * MS},
-                 {0.5, 150, false, SECOND, CG_POLICY_FIXED}};
-    for (const auto &c : cases) {
-        SCOPED_TRACE(testing::Message() << c.mbps << " Mbit/s, " << c.round_trip_ms << " ms");
-        Fetch fetch(32, c.deadline_ns);
-        set_sizes(&fetch, 75 * KB);
-        fetch.s.policy = c.policy;
-        start(16, 1000000 * KB);
-        link(0);
-        speeds.latency_ns = c.round_trip_ms * 1e6;
-        speeds.configured_tokens_per_s = 10000; // 819.2 ms
-        const Loaded loaded = load(&fetch, c.mbps, c.round_trip_ms);
-        const bool in_time = loaded.ended_ns + UINT64_C(819200000) <= c.deadline_ns;
-        EXPECT_EQ(loaded.is_given_up && in_time, c.want) << loaded.ended_ns;
-        EXPECT_TRUE(!loaded.is_given_up || loaded.ended_ns > c.round_trip_ms * MS);
-        EXPECT_FALSE(loaded.is_given_up && c.mbps >= 1000) << loaded.ended_ns;
-    }
-}
-
 TEST_F(FetchPlanTest, AfterTwoLoadsALookUpTakesNoSteadyFarLinkForAFasterOne)
 {
     for (const double round_trip_ms : {10.0, 20.0, 40.0, 60.0})
