@@ -59,7 +59,7 @@ def main():
     """Prints the type of the model in the directory that is given, as --dtype of cachegen.profile takes it."""
     from transformers import AutoConfig
 
-    from .command import OF_MODELS, reading
+    from cachegen.command import OF_MODELS, reading
 
     parser = argparse.ArgumentParser(prog="python -m cachegen.compute_type", description=main.__doc__)
     parser.add_argument("model_dir", metavar="MODEL_DIR")

@@ -622,7 +622,8 @@ int main(int argc, char **argv)
         most_threads = n_threads > most_threads ? n_threads : most_threads;
     }
     if (n_variants == 0) {
-        fprintf(stderr, "codec_bench: -k %s: none of them runs here\n", kernel_list);
+        fprintf(stderr, "codec_bench: -k %s -t %s: none of them runs here\n", kernel_list,
+                thread_list);
         return 2;
     }
     printf("{");

@@ -542,14 +542,14 @@ class AttentionTest(unittest.TestCase):
         with self.assertRaisesRegex(Unsupported, "enable_sleep_mode"):
             _configuration({}, engine, None, None)
 
-    def test_pooling_over_all_tokens_is_refused_as_vllm_computes_its_prompts_in_one_step(self):
+    def test_pooling_models_whose_prompts_vllm_computes_in_one_step_are_refused(self):
         def check(runner_type, is_prefix_caching_supported):
             model_config = types.SimpleNamespace(enable_sleep_mode=False, runner_type=runner_type)
             model_config.is_prefix_caching_supported = is_prefix_caching_supported
             load_config = types.SimpleNamespace(load_format="pt", model_loader_extra_config=None)
             _configuration({}, types.SimpleNamespace(model_config=model_config, load_config=load_config), None, None)
 
-        with self.assertRaisesRegex(Unsupported, "pooling over all"):
+        with self.assertRaisesRegex(Unsupported, "a pooling model"):
             check("pooling", False)
         for taken in (("pooling", True), ("generate", False)):
             with self.subTest(taken), self.assertRaisesRegex(Unsupported, "pt"):  # the next that is looked at

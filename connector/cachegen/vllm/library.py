@@ -201,7 +201,7 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
         raise Unsupported("enable_sleep_mode: an engine whose KV cache's memory stays where it is is supported")
     if model_config.runner_type == "pooling" and not model_config.is_prefix_caching_supported:
         # vLLM computes such a prompt in one step; without its beginning the step ends the engine.
-        raise Unsupported("pooling over all of a prompt's tokens, such as MEAN or CLS: only their K and V are stored")
+        raise Unsupported("a pooling model without vLLM's prefix cache: one that pools the last token has it")
     check_weights(vllm_config)
     check_speculation(vllm_config)
     groups = kv_cache_config.kv_cache_groups
