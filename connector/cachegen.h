@@ -430,6 +430,10 @@ CACHEGEN_API cachegen_status cachegen_save_hold(cachegen_save *save, void *strea
  * not known to be copied are dropped with those behind them (CACHEGEN_ERR_CANCELLED). Any number of
  * calls; NULL is fine. */
 CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
+/* The same of the blocks of this token, a prompt's, and of all behind it only: those before it are
+ * copied on, and must not be overwritten until progress.copied. A save with hold_later, and a
+ * rank's whose heads another one stores, is cut as a whole. */
+CACHEGEN_API void cachegen_save_cut_from(cachegen_save *save, uint32_t token);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
  * read any more, unless it was cut. Then frees. With a store that hangs that takes save_timeout_ms
  * (configured). NULL is fine. */
@@ -508,7 +512,7 @@ typedef struct cachegen_stats {
     /* By saves. What the store turned out to have all the same when it was published is in
      * chunks_existed, too. */
     uint64_t chunks_encoded;
-    uint64_t saves_dropped_overwritten; /* of saves_dropped: by cachegen_save_cut() */
+    uint64_t saves_dropped_overwritten; /* of saves_dropped: by a cut */
 } cachegen_stats;
 CACHEGEN_API cachegen_status cachegen_get_stats(cachegen *connector, cachegen_stats *stats_out);
 

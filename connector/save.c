@@ -140,14 +140,15 @@ static cg_status reserve_staging(cachegen_save *save, uint32_t most_chunks,
 }
 
 /* A cut ends it early. */
-static void copy_chunk(const cachegen_save *save, const cg_save_chunk *chunk,
-                       const cg_kv_layout *layout, const int64_t *table)
+static void copy_chunk(const cachegen_save *save, uint32_t task_index, const cg_kv_layout *layout,
+                       const int64_t *table)
 {
+    const cg_save_chunk *chunk = &save->chunks[task_index];
     const cg_geometry *g = &save->op.connector->model.geometry;
     const size_t tile_bytes = chunk->raw_bytes / CG_N_PLANES / g->n_layers;
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
         for (uint32_t layer = 0; layer < g->n_layers; layer++) {
-            if (atomic_load(&save->is_cut))
+            if (task_index >= atomic_load(&save->cut_index))
                 return;
             cg_blocks_read(layout, table, layer, plane, chunk->first_token, chunk->n_tokens,
                            chunk->raw + ((size_t)plane * g->n_layers + layer) * tile_bytes);
@@ -158,7 +159,7 @@ static void run_copy(cg_job *job, uint32_t task_index, cg_scratch *scratch)
 {
     (void)scratch;
     cachegen_save *save = save_of_copy(job);
-    copy_chunk(save, &save->chunks[task_index], save->layout, save->table);
+    copy_chunk(save, task_index, save->layout, save->table);
     cg_save_end_reading(save, task_index);
 }
 
@@ -209,7 +210,7 @@ static cg_status begin_copy(cachegen_save *save, const cg_kv_layout *layout,
         return CG_OK;
     }
     for (uint32_t i = 0; i < save->n_chunks; i++)
-        copy_chunk(save, &save->chunks[i], layout, r->block_table);
+        copy_chunk(save, i, layout, r->block_table);
     save->is_copied = true;
     save->progress.copied = 1;
     return CG_OK;
@@ -421,6 +422,8 @@ static cg_status start(cachegen *c, const cachegen_save_request *r, cachegen_sav
     if (status != CG_OK)
         return status;
     cachegen_save *save = cg_operation_new(c, sizeof *save, save_destroy);
+    if (save != NULL)
+        atomic_init(&save->cut_index, UINT32_MAX);
     if (save == NULL)
         return CG_ERR_NO_MEMORY;
     const cg_gather *gather = atomic_load_explicit(&c->gather, memory_order_acquire);
@@ -497,12 +500,24 @@ cachegen_status cachegen_save_hold(cachegen_save *save, void *stream)
 
 void cachegen_save_cut(cachegen_save *save)
 {
+    cachegen_save_cut_from(save, 0);
+}
+
+void cachegen_save_cut_from(cachegen_save *save, uint32_t token)
+{
+    uint32_t index = 0;
     if (save == NULL || !cg_operation_is_ours(&save->op))
         return;
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    atomic_store(&save->is_cut, true);
-    save->progress.copied = 1;
+    /* A GPU's copies are known as a whole only. A rank that passes its heads on has no chunks. */
+    while (!save->holds_later && index < save->n_chunks &&
+           save->chunks[index].first_token + save->chunks[index].n_tokens <= token)
+        index++;
+    if (index < atomic_load(&save->cut_index))
+        atomic_store(&save->cut_index, index);
+    if (index == 0)
+        save->progress.copied = 1;
     pthread_mutex_unlock(&rt->lock);
 }
 
@@ -514,7 +529,7 @@ void cachegen_save_free(cachegen_save *save)
     pthread_mutex_lock(&rt->lock);
     cg_operation_wait(&save->op);
     /* After a cut nobody wants the copy, and the copying holds the save as long as it needs it. */
-    while (!save->is_copied && !atomic_load(&save->is_cut))
+    while (!save->is_copied && atomic_load(&save->cut_index) > 0)
         pthread_cond_wait(&rt->changed, &rt->lock);
     cg_operation_unref(&save->op);
     pthread_mutex_unlock(&rt->lock);

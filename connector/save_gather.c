@@ -43,7 +43,7 @@ static void copy_heads(const cachegen_save *save, const cg_kv_layout *layout, co
         (size_t)n_tokens * layout->given.n_kv_heads * g->head_dim * layout->element_bytes;
     for (uint32_t plane = 0; plane < CG_N_PLANES; plane++)
         for (uint32_t layer = 0; layer < g->n_layers; layer++) {
-            if (atomic_load(&save->is_cut))
+            if (i >= atomic_load(&save->cut_index))
                 return;
             cg_blocks_read(&own, table, layer, plane, first_token, n_tokens, data);
             data += tile_bytes;

@@ -49,7 +49,7 @@ cg_status cg_save_take_raw(cg_save_chunk *chunk)
 bool cg_save_is_in_time(const cachegen_save *save)
 {
     /* Asked after the copy is there: a cut that comes later is none of it. */
-    return !save->holds_later || !atomic_load(&save->is_cut);
+    return !save->holds_later || atomic_load(&save->cut_index) == UINT32_MAX;
 }
 
 cg_status cg_save_hold(cachegen_save *save, const cg_gpu *gpu, cg_after after)
@@ -60,7 +60,7 @@ cg_status cg_save_hold(cachegen_save *save, const cg_gpu *gpu, cg_after after)
         cg_handle_check_gpu(save->op.connector);
     pthread_mutex_lock(&rt->lock);
     if (status != CG_OK)
-        atomic_store(&save->is_cut, true);
+        atomic_store(&save->cut_index, 0);
     save->progress.copied = 1;
     pthread_mutex_unlock(&rt->lock);
     return status;
@@ -144,7 +144,7 @@ void cg_save_end_reading(cachegen_save *save, uint32_t task_index)
 {
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
-    if (atomic_load(&save->is_cut) && task_index < save->n_whole)
+    if (task_index >= atomic_load(&save->cut_index) && task_index < save->n_whole)
         save->n_whole = task_index;
     pthread_mutex_unlock(&rt->lock);
 }

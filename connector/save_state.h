@@ -73,7 +73,8 @@ struct cachegen_save {
     bool is_behind_hole;        /* the runtime's lock: what it goes on from is not stored */
     bool is_incomplete;         /* the runtime's lock: other ranks' heads have not come */
     bool is_copied;             /* the runtime's lock: the pool does not read the blocks */
-    atomic_bool is_cut;         /* written with the runtime's lock: the blocks are others' by now */
+    _Atomic uint32_t cut_index; /* written with the runtime's lock: the first of the copying's tasks
+                                   whose blocks are others' by now; UINT32_MAX: none is */
     bool holds_later;           /* constant: a GPU copies, and what the engine does to the blocks
                                    waits from cachegen_save_hold() on, not before */
     bool passes_later;          /* constant: what waits for these copies passes the heads on, and

@@ -195,7 +195,7 @@ _FUNCTIONS = {  # result type, argument types
     "save_start": (c_int32, [c_void_p, POINTER(SaveRequest), POINTER(c_void_p)]),
     "save_poll": (c_int32, [c_void_p, POINTER(Progress)]),
     "save_hold": (c_int32, [c_void_p, c_void_p]),
-    "save_cut": (None, [c_void_p]),
+    "save_cut_from": (None, [c_void_p, c_uint32]),
     "save_refuse": (None, [c_void_p, c_uint64]),
     "load_levels": (c_uint32, [c_void_p, c_void_p, c_uint32]),
     "save_free": (None, [c_void_p]),
@@ -417,8 +417,8 @@ class Connector:
         _, stream = after
         self._c.cachegen_save_hold(save, stream)
 
-    def save_cut(self, save):
-        self._c.cachegen_save_cut(save)
+    def save_cut_from(self, save, token):
+        self._c.cachegen_save_cut_from(save, token)
 
     def save_free(self, save):
         self._c.cachegen_save_free(save)

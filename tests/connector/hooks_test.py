@@ -369,7 +369,7 @@ class SaveTest(unittest.TestCase):
         self.taken, self.numbers, self.is_full, self.status, self.saved_to = [], [], False, 0, 1 << 20
         self.refusal, self.refused = None, []
         cg = types.SimpleNamespace(
-            save_start=self.save_start, save_free=lambda _: None, save_cut=lambda _: None, save_poll=self.poll,
+            save_start=self.save_start, save_free=lambda _: None, save_cut_from=lambda *_: None, save_poll=self.poll,
             save_refuse=self.refused.append, strerror=str,
         )  # fmt: skip
         self.rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
@@ -471,7 +471,7 @@ class SaveTest(unittest.TestCase):
         self.worker.library.cg.save_poll = poll
         for _ in range(2):
             self.worker.finished_loads(set(), False)
-        self.assertEqual((freed, self.worker.saves, self.worker._copied_from), ([0], [], []))
+        self.assertEqual((freed, self.worker.saves, self.worker._copying), ([0], [], []))
 
     def test_a_save_that_is_over_is_not_freed_before_its_copy_has_ended(self):
         freed, poll = [], self.worker.library.cg.save_poll
@@ -543,10 +543,10 @@ class CopyTest(unittest.TestCase):
     """A step that gives a block to somebody else begins when no save reads it any more."""
 
     def setUp(self):
-        self.copied, self.n_waits, self.loaded_after, self.cut = set(), 0, None, []
+        self.copied, self.n_waits, self.loaded_after, self.cut, self.cut_at = set(), 0, None, [], []
         self.have_time(3600)
         cg = types.SimpleNamespace(
-            save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut=self.cut.append
+            save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut_from=self.note_cut
         )
         rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
         self.worker = Worker(library_of(cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
@@ -577,6 +577,10 @@ class CopyTest(unittest.TestCase):
     def load_start(self, *_arguments):
         self.loaded_after = self.n_waits
 
+    def note_cut(self, save, token):
+        self.cut.append(save)
+        self.cut_at.append(token)
+
     def test_all_that_a_step_waits_for_has_one_time(self):
         mock.patch.stopall()
         clock = mock.Mock(wraps=time, monotonic=lambda: self.now_s)
@@ -606,7 +610,7 @@ class CopyTest(unittest.TestCase):
     def test_blocks_before_what_is_saved_are_not_waited_for(self):
         plan = SavePlan("c", array.array("I"), b"", b"", 32, 64, 0, False, [5, 6, 7, 8], None)
         self.worker.start_saves(Metadata(saves=[plan]))
-        self.assertEqual(self.worker._copied_from[-1][1], {7, 8})
+        self.assertEqual(self.worker._copying[-1].block_ids, [7, 8])
         self.worker.submit(Metadata(overwritten={5, 6}))
         self.assertEqual(self.n_waits, 0)
         self.copied.add((5, 6, 7, 8))
@@ -629,6 +633,16 @@ class CopyTest(unittest.TestCase):
         self.assertEqual(self.cut, [(1, 2)], "the blocks are not its any more")
         self.assertEqual(len(self.worker.saves), 2)  # what was copied is still saved
 
+    # vLLM gives a request's last block, which it could not keep for others, to the next request.
+    def test_what_comes_before_the_first_block_that_is_wanted_is_copied_on(self):
+        self.have_time(0)
+        plan = SavePlan("c", array.array("I"), b"", b"", 32, 112, 0, False, [0, 0, 5, 6, 7, 8, 9], None)
+        self.worker.start_saves(Metadata(saves=[plan]))
+        for overwritten, cut_at in (({9}, [96]), ({8, 9}, [96, 80]), ({9}, [96, 80]), ({5, 7}, [96, 80, 0])):
+            self.worker.submit(Metadata(overwritten=overwritten))
+            self.assertEqual(self.cut_at, cut_at)
+        self.assertEqual([copying.save for copying in self.worker._copying], [(1, 2), (3, 4)])
+
     def test_all_copies_of_a_step_have_one_time(self):
         clock = [100.0]
 
@@ -637,7 +651,7 @@ class CopyTest(unittest.TestCase):
 
         self.have_time(0.5)
         self.worker.library.wait = wait
-        self.worker.library.cg.save_cut = lambda save: (self.cut.append(save), self.copied.add(save))
+        self.worker.library.cg.save_cut_from = lambda save, _token: (self.cut.append(save), self.copied.add(save))
         with mock.patch("cachegen.vllm.worker.time.monotonic", lambda: clock[0]):
             self.worker.submit(Metadata())
         self.assertEqual((self.cut, clock), ([(1, 2), (3, 4)], [100.5]))
@@ -659,7 +673,7 @@ class CopyTest(unittest.TestCase):
         self.worker.submit(Metadata(overwritten={1, 2}, loads=[LoadPlan("r", 0, 16, [2], b"")]))
         self.assertEqual((polled, self.loaded_after), ([(1, 2)] * 4 + [(3, 4)], 0))
         self.assertEqual(len(self.worker.saves), 2)
-        self.assertEqual(self.worker._copied_from, [((3, 4), frozenset({3, 4}))])
+        self.assertEqual([copying.save for copying in self.worker._copying], [(3, 4)])
 
     def test_a_copy_that_cannot_be_asked_for_is_cut_before_its_blocks_are_anybody_elses(self):
         self.worker.library.cg.save_poll = self.worker.library.cg.save_free = self.fail
@@ -684,7 +698,7 @@ class HoldTest(unittest.TestCase):
             save_poll=lambda save: types.SimpleNamespace(done=save in self.copied, copied=save in self.copied, status=0,
                                                          loaded_tokens=32),
             save_hold=lambda *arguments: self.calls.append(("hold", *arguments)),
-            save_cut=lambda save: self.calls.append(("cut", save)),
+            save_cut_from=lambda save, _token: self.calls.append(("cut", save)),
             save_free=lambda save: self.calls.append(("free", save)),
             load_start=lambda *_arguments: self.calls.append("load"),
         )  # fmt: skip
@@ -915,7 +929,7 @@ class AdapterTest(unittest.TestCase):
         self.load(identity)
         self.end_load()
         cg = self.worker.library.cg
-        cg.save_start, cg.save_cut = (lambda *_, **__: "save"), cut.append
+        cg.save_start, cg.save_cut_from = (lambda *_, **__: "save"), lambda save, _token: cut.append(save)
         cg.save_poll = lambda save: types.SimpleNamespace(done=0, copied=save in cut)
         plan = SavePlan("r", array.array("I"), b"", b"", 32, 64, 0, False, [5, 6, 7, 8], None, (1, identity))
         self.worker.start_saves(Metadata(saves=[plan]))

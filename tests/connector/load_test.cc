@@ -532,6 +532,35 @@ TEST_P(LoadTest, ChunksThatWereCopiedBeforeACutAreSavedAndNoOther)
     EXPECT_EQ(engine.error_of(tokens, 0, p.loaded_tokens), 0);
 }
 
+// The one thread that copies stands still in the first chunk; the last block is wanted.
+TEST_P(LoadTest, ChunksBeforeTheFirstBlockThatIsWantedAreCopiedOnAfterACut)
+{
+    const Store store;
+    Engine engine(store, with("\"threads\": 1"));
+    const Tokens tokens = prompt(32 * 8);
+    engine.prefill(tokens);
+    engine.copies_later = true;
+    cachegen_save *save;
+    {
+        TouchedPages blocks(engine.memory.data(), engine.layer_bytes(), true);
+        ASSERT_EQ(engine.save_start(tokens, 0, 32 * 8, true, "name", 0, &save), CACHEGEN_OK);
+        ASSERT_TRUE(comes_true([&] { return blocks.first_thread() != 0; }));
+        cachegen_save_cut_from(save, 32 * 8 - 1);
+        cachegen_save_cut_from(save, 32 * 8); // of none of its blocks
+        EXPECT_FALSE(Engine::is_copied(save)) << "the others are still needed";
+        blocks.release();
+        engine.wait_copied(save);
+    }
+    engine.poison();
+    const cachegen_progress p = engine.finish(save);
+    EXPECT_EQ(p.status, CACHEGEN_OK);
+    EXPECT_EQ(p.loaded_tokens, 32u * 7);
+    EXPECT_EQ(engine.stats().saves_dropped_overwritten, 1u);
+    EXPECT_EQ(engine.load(tokens).progress.loaded_tokens, 32u * 7);
+    EXPECT_EQ(engine.error_of(tokens, 0, 32 * 7), 0);
+    EXPECT_EQ(engine.stats().staging_bytes, 0u);
+}
+
 TEST_P(LoadTest, WhereverASaveIsCutWhatItLeavesIsRight)
 {
     const Store store;
@@ -544,7 +573,7 @@ TEST_P(LoadTest, WhereverASaveIsCutWhatItLeavesIsRight)
         ASSERT_EQ(engine.save_start(tokens, 0, 32 * 16, true, nullptr, 0, &save), CACHEGEN_OK);
         if (i % 3 == 2) // it is too late to cut anything
             engine.wait_copied(save);
-        cachegen_save_cut(save);
+        cachegen_save_cut_from(save, static_cast<uint32_t>(i) * 8);
         cachegen_save_cut(save);
         engine.wait_cut(save);
         engine.poison();

@@ -58,6 +58,25 @@ def _void(plan):
     return LoadReport(plan.from_token, 0)
 
 
+class Copying:
+    """The handle of a save, and the blocks that it reads, which begin at a token."""
+
+    def __init__(self, save, from_token, block_ids):
+        self.save, self.from_token = save, from_token
+        self.block_ids, self._blocks = block_ids, frozenset(block_ids)
+
+    def needs_any(self, blocks):
+        return not self._blocks.isdisjoint(blocks)
+
+    def n_before(self, blocks):
+        """Of its blocks, those before the first that is in a set."""
+        return next((n for n, block in enumerate(self.block_ids) if block in blocks), len(self.block_ids))
+
+    def keep(self, n_blocks):
+        self.block_ids = self.block_ids[:n_blocks]
+        self._blocks = frozenset(self.block_ids)
+
+
 class Worker:
     def __init__(self, library, failures, block_tokens):
         self.library, self.failures = library, failures  # library: None where the connector is disabled
@@ -65,7 +84,7 @@ class Worker:
         self._block_tokens = block_tokens
         self.loads: dict[str, tuple[LoadPlan, object]] = {}  # request -> plan, handle
         self.saves: list[tuple[str, int, object]] = []  # request, the token that it saves to, handle
-        self._copied_from: list[tuple[object, frozenset]] = []  # handles of saves, and the blocks that they read
+        self._copying: list[Copying] = []
         self._copies_until = 0.0  # on the monotonic clock: how long this step may wait for them
         self._kv_id = None
         self._n_kernel_blocks = 1  # of the KV cache, in each of the scheduler's
@@ -166,18 +185,23 @@ class Worker:
     def _pause(self, seconds):
         self.library.wait(seconds)
 
-    def _cut_save(self, save, is_in_the_way):
-        """Whatever it reads from now on is thrown away: somebody else may have its blocks."""
-        if is_in_the_way:
-            self.library.cg.save_cut(save)
-        return is_in_the_way
+    def _cut(self, copying, overwritten):
+        """Whatever it reads from now on of blocks of a set (None: any), or behind them, is thrown away: somebody else
+        may have them. Returns whether it needs no block any more."""
+        n_kept = 0 if overwritten is None else copying.n_before(overwritten)
+        if n_kept < len(copying.block_ids):
+            token = copying.from_token + n_kept * self._block_tokens if n_kept else 0
+            self.library.cg.save_cut_from(copying.save, token)
+            copying.keep(n_kept)
+        return n_kept == 0
 
     def _is_copied(self, save):
         return bool(self.library.cg.save_poll(save).copied)
 
-    @guarded(_cut_save)
-    def _await_copy(self, save, is_in_the_way):
+    @guarded(_cut)
+    def _await_copy(self, copying, overwritten):
         """Whether a save needs no block any more; one that is in the way is waited for, and cut when time is up."""
+        save, is_in_the_way = copying.save, overwritten is None or copying.needs_any(overwritten)
         if self._on_gpu and is_in_the_way:
             self.library.cg.save_hold(save, self._steps.after)
             return True
@@ -187,17 +211,13 @@ class Worker:
             self._pause(left_s)
             self._left_s = max(0, self._left_s - (time.monotonic() - began))
             is_copied = self._is_copied(save)
-        return is_copied or self._cut_save(save, is_in_the_way)
+        return is_copied or (is_in_the_way and self._cut(copying, overwritten))
 
     def _await_copies(self, overwritten):
         """Until no save needs a block of a set (None: any block); COPY_WAIT_S at most. On a GPU what is enqueued from
         here on waits."""
         self._copies_until = time.monotonic() + min(COPY_WAIT_S, self._left_s)
-        self._copied_from = [
-            (save, blocks)
-            for save, blocks in self._copied_from
-            if not self._await_copy(save, overwritten is None or not blocks.isdisjoint(overwritten))
-        ]
+        self._copying = [copying for copying in self._copying if not self._await_copy(copying, overwritten)]
 
     def _never_started(self, plan):
         self._failed_loads.append(plan)
@@ -320,7 +340,8 @@ class Worker:
                 raise
             return False
         if save is not None:
-            self._copied_from.append((save, frozenset(plan.block_ids[plan.from_token // self._block_tokens :])))
+            n_before = plan.from_token // self._block_tokens
+            self._copying.append(Copying(save, n_before * self._block_tokens, plan.block_ids[n_before:]))
             self.saves.append((plan.req_id, plan.to_token, save))
             self.outages.worked(STAGING)
         else:
@@ -457,7 +478,7 @@ class Worker:
             # Cancelled: another rank's step needed the blocks, or had no memory.
             if progress.status not in (abi.OK, abi.CANCELLED):
                 self._note_failed_save(req_id, cg.strerror(progress.status))
-        self._copied_from = [copied for copied in self._copied_from if copied[0] is not save]
+        self._copying = [copying for copying in self._copying if copying.save is not save]
         cg.save_free(save)  # at once. Last: what raises before is asked again
         return True
 
@@ -516,7 +537,7 @@ class Worker:
         for *_, save in self.saves:
             if _may_be_freed(cg.save_poll(save)):
                 cg.save_free(save)
-        self.loads, self.saves, self._copied_from = {}, [], []
+        self.loads, self.saves, self._copying = {}, [], []
         if self._adapters is not None:
             self._adapters.close()
         library, self.library = self.library, None
