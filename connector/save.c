@@ -422,10 +422,9 @@ static cg_status start(cachegen *c, const cachegen_save_request *r, cachegen_sav
     if (status != CG_OK)
         return status;
     cachegen_save *save = cg_operation_new(c, sizeof *save, save_destroy);
-    if (save != NULL)
-        atomic_init(&save->cut_index, UINT32_MAX);
     if (save == NULL)
         return CG_ERR_NO_MEMORY;
+    atomic_init(&save->cut_index, UINT32_MAX);
     const cg_gather *gather = atomic_load_explicit(&c->gather, memory_order_acquire);
     status = describe(save, &from, r);
     if (status == CG_OK)

@@ -67,7 +67,7 @@ def connector(scheduler=None, worker=None):
 
 def library_of(cg, **more):
     """What stands for a Library. cg: for the library."""
-    return types.SimpleNamespace(root="/store", cg=cg, **more)
+    return types.SimpleNamespace(root="/store", cg=cg, chunk_tokens=16, **more)
 
 
 SCHEDULER_HOOKS = {  # arguments, and what counts as a miss
@@ -636,11 +636,13 @@ class CopyTest(unittest.TestCase):
     # vLLM gives a request's last block, which it could not keep for others, to the next request.
     def test_what_comes_before_the_first_block_that_is_wanted_is_copied_on(self):
         self.have_time(0)
-        plan = SavePlan("c", array.array("I"), b"", b"", 32, 112, 0, False, [0, 0, 5, 6, 7, 8, 9], None)
+        self.worker.library.chunk_tokens = 32
+        plan = SavePlan("c", array.array("I"), b"", b"", 40, 120, 0, False, [0, 0, 5, 6, 7, 8, 9, 10], None)
         self.worker.start_saves(Metadata(saves=[plan]))
-        for overwritten, cut_at in (({9}, [96]), ({8, 9}, [96, 80]), ({9}, [96, 80]), ({5, 7}, [96, 80, 0])):
-            self.worker.submit(Metadata(overwritten=overwritten))
-            self.assertEqual(self.cut_at, cut_at)
+        for overwritten, cut_at in (({10}, [96]), ({9}, [96]), ({8, 10}, [96, 64]), ({5, 7}, [96, 64, 0])):
+            with self.subTest(overwritten):
+                self.worker.submit(Metadata(overwritten=overwritten))
+                self.assertEqual(self.cut_at, cut_at, "nobody reads the rest of a chunk that is cut")
         self.assertEqual([copying.save for copying in self.worker._copying], [(1, 2), (3, 4)])
 
     def test_all_copies_of_a_step_have_one_time(self):

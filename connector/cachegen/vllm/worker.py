@@ -24,6 +24,7 @@ from cachegen.vllm.kv_layout import kernel_blocks, kv_layout
 from cachegen.vllm.library import Unsupported
 from cachegen.vllm.messages import LoadPlan, LoadReport, WorkerReport
 from cachegen.vllm.metrics import all_counters
+from cachegen.vllm.saves import n_blocks
 from cachegen.vllm.versions import refusal
 
 # Kinds of outages.
@@ -69,11 +70,11 @@ class Copying:
         return not self._blocks.isdisjoint(blocks)
 
     def n_before(self, blocks):
-        """Of its blocks, those before the first that is in a set."""
-        return next((n for n, block in enumerate(self.block_ids) if block in blocks), len(self.block_ids))
+        """Of its blocks, those before the first that is in a set, which has one."""
+        return next(n for n, block in enumerate(self.block_ids) if block in blocks)
 
-    def keep(self, n_blocks):
-        self.block_ids = self.block_ids[:n_blocks]
+    def keep(self, n):
+        self.block_ids = self.block_ids[:n]
         self._blocks = frozenset(self.block_ids)
 
 
@@ -186,13 +187,16 @@ class Worker:
         self.library.wait(seconds)
 
     def _cut(self, copying, overwritten):
-        """Whatever it reads from now on of blocks of a set (None: any), or behind them, is thrown away: somebody else
-        may have them. Returns whether it needs no block any more."""
-        n_kept = 0 if overwritten is None else copying.n_before(overwritten)
-        if n_kept < len(copying.block_ids):
-            token = copying.from_token + n_kept * self._block_tokens if n_kept else 0
-            self.library.cg.save_cut_from(copying.save, token)
-            copying.keep(n_kept)
+        """Whatever it reads from now on of chunks that have blocks of a set (None: any), or behind them, is thrown
+        away: somebody else may have them. Returns whether it needs no block any more."""
+        if overwritten is not None and not copying.needs_any(overwritten):
+            return False
+        n_before = 0 if overwritten is None else copying.n_before(overwritten)
+        token = copying.from_token + n_before * self._block_tokens
+        token -= token % self.library.chunk_tokens
+        n_kept = max(0, n_blocks(token - copying.from_token, self._block_tokens))
+        self.library.cg.save_cut_from(copying.save, token if n_kept else 0)
+        copying.keep(n_kept)
         return n_kept == 0
 
     def _is_copied(self, save):
