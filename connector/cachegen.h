@@ -435,8 +435,8 @@ CACHEGEN_API void cachegen_save_cut(cachegen_save *save);
  * rank's whose heads another one stores, is cut as a whole. */
 CACHEGEN_API void cachegen_save_cut_from(cachegen_save *save, uint32_t token);
 /* Waits until the save is complete, for a save is never lost half-way, and until the blocks are not
- * read any more, unless it was cut. Then frees. With a store that hangs that takes save_timeout_ms
- * (configured). NULL is fine. */
+ * read any more, unless it was cut as a whole. Then frees. With a store that hangs that takes
+ * save_timeout_ms (configured). NULL is fine. */
 CACHEGEN_API void cachegen_save_free(cachegen_save *save);
 
 /* ---- measurement ---- */

@@ -527,7 +527,8 @@ void cachegen_save_free(cachegen_save *save)
     cg_runtime *rt = save->op.runtime;
     pthread_mutex_lock(&rt->lock);
     cg_operation_wait(&save->op);
-    /* After a cut nobody wants the copy, and the copying holds the save as long as it needs it. */
+    /* After a cut of all nobody wants the copy, and the copying holds the save as long as it needs
+     * it. */
     while (!save->is_copied && atomic_load(&save->cut_index) > 0)
         pthread_cond_wait(&rt->changed, &rt->lock);
     cg_operation_unref(&save->op);

@@ -19,7 +19,6 @@ from before the look-up until shortly after the load's end, headers of all proto
 
 import argparse
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -335,7 +334,7 @@ def main():
     arguments = parser.parse_args()
     for path in (arguments.kv, arguments.profile, *(text.rpartition("=")[2] for text in arguments.driver)):
         if not os.path.exists(path):
-            parser.error(f"{path}: {os.strerror(errno.ENOENT)}")
+            parser.error(f"{path}: No such file or directory")
     drivers = []
     for text in arguments.driver:
         name, _, path = text.rpartition("=")
