@@ -576,7 +576,7 @@ TEST_P(LoadTest, WhereverASaveIsCutWhatItLeavesIsRight)
         const uint32_t token = i % 2 == 0 ? 0 : static_cast<uint32_t>(i) * 8;
         cachegen_save_cut_from(save, 32 * 16 - 8);
         cachegen_save_cut_from(save, token);
-        if (token == 0)
+        if (token < 32) // of its first chunk, so of all
             engine.wait_cut(save);
         else
             engine.wait_copied(save);
