@@ -28,6 +28,8 @@ static const double QUALITY[CG_N_LEVELS + 1] = {1, 0.98, 0.95, 0.8, 0};
 enum { AHEAD_SECONDS = 3600 };
 
 enum { NONE = CG_N_LEVELS };
+/* Most file systems give files space in blocks of so many bytes. */
+enum { BLOCK_BYTES = 4096 };
 static const uint32_t NO_CHUNK = CG_EVICT_NO_CHUNK;
 static const uint64_t STEP_IS_DONE = UINT64_MAX;
 
@@ -177,14 +179,15 @@ static uint8_t finest_without(const chooser *c, const chunk *of, uint32_t withou
     return finest;
 }
 
-/* The next coarser level that the file has a name for, and then nothing. */
-static uint8_t next_level(const chooser *c, uint32_t file)
+/* Of these levels the finest that is coarser than one. */
+static uint8_t coarser_than(uint8_t level, uint8_t levels)
 {
-    /* A bit for each level up to the finest that is left. */
-    const uint8_t finer = (uint8_t)((2u << c->left[file].finest) - 1);
-    if (c->policy->takes_no_cuts)
-        return NONE;
-    return finest_of(c->survey->files[file].levels & (uint8_t)~finer);
+    return finest_of(levels & (uint8_t) ~((2u << level) - 1));
+}
+
+static uint64_t in_blocks(uint64_t bytes)
+{
+    return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
 }
 
 static uint64_t bytes_at(const chooser *c, uint32_t file, uint8_t level)
@@ -193,8 +196,23 @@ static uint64_t bytes_at(const chooser *c, uint32_t file, uint8_t level)
     const uint64_t whole = f->level_bytes[f->finest];
     if (level == NONE || whole == 0)
         return 0;
+    if (f->used_bytes == in_blocks(whole))
+        return in_blocks(f->level_bytes[level]);
     /* In proportion: on disk a file may take less than its size, or more. */
     return (uint64_t)((double)f->used_bytes * ((double)f->level_bytes[level] / (double)whole));
+}
+
+/* The next coarser level that the file has a name for and takes less space at, and then nothing. */
+static uint8_t next_level(const chooser *c, uint32_t file)
+{
+    const remains *left = &c->left[file];
+    uint8_t next = left->finest;
+    if (c->policy->takes_no_cuts)
+        return NONE;
+    do
+        next = coarser_than(next, c->survey->files[file].levels);
+    while (next != NONE && bytes_at(c, file, next) >= left->bytes);
+    return next;
 }
 
 /* What the file's next step costs a byte that it frees; below 0: it frees nothing, or is not to be
@@ -293,7 +311,7 @@ static uint64_t cut_by_age(chooser *c, uint32_t file, cg_eviction *steps, size_t
     if (f->n_names_elsewhere > 0 || coarsest == NONE)
         return 0;
     while (next < allowed && next < coarsest)
-        next = finest_of(f->levels & (uint8_t) ~((2u << next) - 1));
+        next = coarser_than(next, f->levels);
     /* L0 is a file of its own. */
     if (next < allowed && finest_without(c, &c->chunks[c->left[file].chunk], file) != NONE)
         next = NONE;

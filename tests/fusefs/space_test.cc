@@ -117,6 +117,37 @@ TEST(EvictTest, LooksAtNoFileWhenNothingIsWanted)
     free(steps);
 }
 
+TEST(EvictTest, ACutThatFreesNoBlockIsNoStep)
+{
+    struct {
+        uint64_t l1, l2, l3, used, freed_first;
+        unsigned left_first;
+    } cases[] = {
+        {4'000, 1'500, 400, 4'096, 4'096, CG_N_LEVELS},           // one block
+        {6'000, 5'000, 3'000, 8'192, 4'096, CG_L3},               // two, the second up to L2
+        {6'000, 4'096, 3'000, 8'192, 4'096, CG_L2},               // L2 just fits into the first
+        {4'097, 4'000, 100, 8'192, 4'096, CG_L2},                 // by blocks, not in proportion
+        {8'000, 8'000, 8'000, 8'192, 8'192, CG_N_LEVELS},         // where levels end is not known
+        {1'000'000, 400'000, 100'000, 500'000, 300'000, CG_L2},   // compressed
+        {1'000'000, 1'000'000, 100'000, 500'000, 450'000, CG_L3}, // the same, L2 as long as L1
+    };
+    for (const auto &[l1, l2, l3, used, freed_first, left_first] : cases) {
+        Store store;
+        cg_object_file &file = store.files[store.add(1, 0, 0, 1)];
+        file.level_bytes[CG_L1] = l1;
+        file.level_bytes[CG_L2] = l2;
+        file.level_bytes[CG_L3] = l3;
+        file.used_bytes = used;
+        const std::vector<cg_eviction> first = store.choose(1), all = store.choose(UINT64_MAX);
+        ASSERT_EQ(first.size(), 1u) << l1;
+        EXPECT_EQ(first[0].finest_left, left_first) << l1;
+        EXPECT_EQ(first[0].freed_bytes, freed_first) << l1;
+        ASSERT_EQ(all.size(), 1u) << l1;
+        EXPECT_EQ(all[0].finest_left, CG_N_LEVELS) << l1;
+        EXPECT_EQ(all[0].freed_bytes, used) << l1;
+    }
+}
+
 TEST(EvictTest, KeepsWhatContextsNameAndWhatLiesBeforeIt)
 {
     Store store;
