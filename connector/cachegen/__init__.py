@@ -7,3 +7,7 @@ CacheGen's own codec, to compare with; quality measures; fingerprint names a mod
 
 Importing the package loads neither the library nor an engine.
 """
+
+
+class Unsupported(Exception):
+    """A model that the tools refuse; the text names what it has."""

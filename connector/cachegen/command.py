@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from .rope import Unsupported
+from . import Unsupported
 
 
 MAX_MODEL_LEN = dict(

@@ -18,6 +18,8 @@ import os
 import struct
 import zipfile
 
+from .command import reading
+
 WHOLE_BYTES = 4 << 30  # of all weights together
 SAMPLE_BYTES = 4 << 10
 SPACING_BYTES = 8 << 20
@@ -228,10 +230,8 @@ def main():
     parser.add_argument("model_dir", metavar="MODEL_DIR")
     parser.add_argument("--weights", action="store_true", help="the digest of all bytes of the weights instead")
     options = parser.parse_args()
-    try:  # as command.reading() does, which needs torch
+    with reading("fingerprint", options.model_dir):
         print((weights_digest if options.weights else model_fingerprint)(options.model_dir))
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"fingerprint: {options.model_dir}: {getattr(error, 'strerror', None) or error}\n")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from inspect import signature
 
 import torch
 
+from . import Unsupported
 from .compute_type import dtype_name, faster_dtype
-from .rope import Rope, Unsupported, fix_rope, rope_deviations, rope_of, text_config
+from .rope import Rope, fix_rope, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
 _FIRST_QUERIES = 64  # are left out of their mean: those tokens have little to attend to

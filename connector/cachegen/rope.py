@@ -20,15 +20,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from . import Unsupported
 from .profile_file import MAX_ROPES
 
 KINDS = ("default", "linear", "llama3", "longrope", "yarn")
 ROPE_IN_WINDOWS = ("exaone4", "exaone_moe")  # where some layers have a window, the others have no rope
 OLDER_NAMES = {"mrope": "default", "su": "longrope"}  # mrope turns by plain positions where all tokens are text
-
-
-class Unsupported(Exception):
-    """A model that this version refuses; the text names what it has."""
 
 
 @dataclass

@@ -33,8 +33,8 @@ try:
 except ImportError as error:
     print(f"skipped: {error}: no key was made")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
+from cachegen import Unsupported as UnsupportedModel  # noqa: E402
 from cachegen.fingerprint import as_text, model_fingerprint, weights_digest  # noqa: E402
-from cachegen.rope import Unsupported as UnsupportedRope  # noqa: E402
 from cachegen.rope import fix_rope, longrope_factors, rope_from_json, rope_of  # noqa: E402
 from cachegen.vllm import guard  # noqa: E402
 from cachegen.vllm.library import (  # noqa: E402
@@ -434,7 +434,7 @@ class RopeTest(unittest.TestCase):
             fix_rope(config, length)
             turns.append(rope_of(config, self.HEAD_DIM).inv_freq)
         self.assertFalse(torch.equal(*turns))
-        with self.assertRaisesRegex(UnsupportedRope, "not chosen"):
+        with self.assertRaisesRegex(UnsupportedModel, "not chosen"):
             rope_of(self.config(ROPES["longrope"]), self.HEAD_DIM)
 
     def test_what_is_no_fixed_rotation_is_refused_by_name(self):
@@ -444,7 +444,7 @@ class RopeTest(unittest.TestCase):
             "yarn": {"rope_type": "yarn"},  # without a factor
             "longrope": LONGROPE | {"long_factor": [2.0] * 3},
         }.items():
-            with self.subTest(refused), self.assertRaisesRegex(UnsupportedRope, refused):
+            with self.subTest(refused), self.assertRaisesRegex(UnsupportedModel, refused):
                 config = self.config(parameters)
                 fix_rope(config, self.LENGTH)
                 rope_of(config, self.HEAD_DIM)
