@@ -462,7 +462,7 @@ TEST_F(GpuTest, WhatIsCutBeforeItIsCopiedIsNotStored)
     engine.put();
     standin().hold_copies(true);
     ASSERT_EQ(engine.save_start(tokens, 0, 96, true, nullptr, 0, &op), CACHEGEN_OK);
-    cachegen_save_cut(op);
+    cachegen_save_cut_from(op, 95); // of a GPU's copies all or none
     EXPECT_TRUE(engine.is_copied(op));
     engine.poison();
     engine.put();
@@ -755,7 +755,7 @@ TEST_F(GpuRanksTest, ARankThatIsCutBeforeItsHeadsAreCopiedCostsTheSave)
     standin().hold_copies(true);
     for (const size_t i : {1, 0})
         ASSERT_EQ(both[i]->begin_save(tokens, nullptr, &saves[i]), CACHEGEN_OK) << i;
-    cachegen_save_cut(saves[1]);
+    cachegen_save_cut_from(saves[1], 63);
     both[1]->poison();
     both[1]->put();
     EXPECT_FALSE(standin().engine_waits(both[1]->stream));

@@ -965,8 +965,12 @@ TEST_P(HangTest, WhatIsCopiedForASaveThatWasGivenUpIsFreedOnceItIsCopied)
         EXPECT_EQ(wait_for(engine->c, [&] { return cachegen_save_poll(copied, &p); }), CACHEGEN_OK);
         EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
         EXPECT_GE(engine->stats().staging_bytes, 4 * COPY_BYTES) << "the pool still writes there";
+        cachegen_save_cut_from(copied, 32 * 4 - 1); // what lies before that is still copied
+        auto freed = std::async(std::launch::async, [&] { cachegen_save_free(copied); });
+        EXPECT_EQ(freed.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout)
+            << "the blocks are still read";
         blocks.release();
-        cachegen_save_free(copied);
+        freed.wait();
     }
     odd->set_mood(Mood::GOOD);
     EXPECT_TRUE(comes_true([&] { return engine->stats().staging_bytes == 0; }));
