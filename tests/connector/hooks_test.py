@@ -1396,6 +1396,34 @@ class OutageTest(unittest.TestCase):
 
 
 class MultiConnectorTest(unittest.TestCase):
+    def test_a_second_one_of_ours_is_refused_by_name(self):
+        both, other_engine = types.SimpleNamespace(), types.SimpleNamespace()
+
+        def make(kv_cache_config, role=KVConnectorRole.SCHEDULER, **extra):
+            transfer = types.SimpleNamespace(kv_load_failure_policy="recompute", kv_connector_extra_config=extra)
+            config = types.SimpleNamespace(
+                kv_transfer_config=transfer, cache_config=types.SimpleNamespace(block_size=16)
+            )
+            return CachegenConnector(config, role, kv_cache_config)
+
+        for name in ("Library", "Scheduler", "Worker"):
+            patched = mock.patch(f"cachegen.vllm.connector.{name}")
+            patched.start()
+            self.addCleanup(patched.stop)
+        first = make(both)
+        with self.assertLogs("vllm.cachegen", "ERROR") as logs:
+            second = make(both)
+        self.assertIn("a second CachegenConnector in a MultiConnector", logs.output[0])
+        self.assertEqual((first._down, second._down), (None, "unsupported"))
+        self.assertIsNone(second.request_finished(None, [])[1], "a name that clashes")
+        with self.assertRaisesRegex(StartFailure, "a second"):
+            make(both, strict=True)
+        # Neither another side is one, nor another engine, nor what came before.
+        kept = [make(both, KVConnectorRole.WORKER), make(other_engine)]
+        first.shutdown()
+        kept.append(make(both))
+        self.assertEqual([made._down for made in kept], [None] * 3)
+
     def test_its_statistics_find_ours(self):
         # As they come from another process; without the class by its name the server's log would end with an error.
         found = MultiConnector.build_kv_connector_stats({"CachegenConnector": {"loads": 1}})

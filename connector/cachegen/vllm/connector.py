@@ -9,6 +9,8 @@ vLLM makes two of these objects: one for its scheduler, one for its worker, in t
 raises into the engine: a failure is a log line and a miss.
 """
 
+import weakref
+
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
 from cachegen import abi
@@ -38,6 +40,7 @@ class StartFailure(Exception):
 class CachegenConnector(KVConnectorBase_V1):
     _cache_hit_source = HIT_SOURCE
     failures = Failures()  # of calls of the class; an object has its own
+    _opened = weakref.WeakSet()  # all objects of this process that have had a library
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -50,6 +53,8 @@ class CachegenConnector(KVConnectorBase_V1):
         # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
         self.scheduler = self.worker = None
         self._make_side(library, role, vllm_config)
+        if self._is_open:
+            self._opened.add(self)
 
     def _disable(self, reason):
         """reason: the exception. With "strict" the engine does not start; else it runs without a cache, and says so
@@ -66,6 +71,10 @@ class CachegenConnector(KVConnectorBase_V1):
 
     @guarded(nothing, tell=_disable)
     def _open_library(self, vllm_config, role, kv_cache_config):
+        # vLLM ends at the first answer for which two connectors have results of one name.
+        others = (other for other in self._opened if other._is_open)
+        if any(other.role == role and other._kv_cache_config is kv_cache_config for other in others):
+            raise Unsupported("a second CachegenConnector in a MultiConnector: one is supported")
         return Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
 
     @guarded(nothing, tell=_disable)
