@@ -303,7 +303,8 @@ typedef struct cachegen_progress {
     uint64_t copy_ns;   /* thread time in writing blocks */
     uint64_t total_ns;  /* since start */
     /* Of a load whose status is not OK: the chunk that ended it. Its first token; its levels that
-     * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, or out of memory);
+     * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, out of memory, or
+     * late);
      * and, with CACHEGEN_ERR_LOSSY_PREFIX, its worst level, provenance counted. */
     uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t copied; /* of a save: 1: the blocks may be overwritten */
@@ -350,7 +351,9 @@ CACHEGEN_API void cachegen_load_free(cachegen_load *load);
  * plan in another process (a worker). Only the chunk at failed_token is blamed, and only at the
  * levels that failed. Those are not offered until retry_ms (configured) has passed. After
  * CACHEGEN_ERR_LOSSY_PREFIX they still are, to requests that accept failed_worst_level. A load that
- * ran out of time (CACHEGEN_ERR_TIMED_OUT) blames no chunk, if it could read anything at all. */
+ * ran out of time (CACHEGEN_ERR_TIMED_OUT) blames no chunk, unless it could read nothing, and the
+ * store had brought no load of its process anything for a second. Then that counts for twice the
+ * time that the load took, at most for retry_ms. */
 CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,
                                                     size_t plan_bytes,
                                                     const cachegen_progress *progress);

@@ -49,8 +49,7 @@ static bool blames_a_chunk(const cachegen_progress *p)
 {
     if (p->status == CACHEGEN_OK || (p->failed_levels & ALL_LEVELS) == 0)
         return false;
-    /* It was too slow for this request; others may have more time. But where nothing came at all,
-     * the next one need not find out again. */
+    /* Nothing came at all for long: the next one need not find out again. */
     return p->status != CG_ERR_TIMED_OUT || p->bytes_read == 0;
 }
 
@@ -82,7 +81,8 @@ cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan_byt
     if (blames_a_chunk(&p) && i < plan->n_chunks) {
         const uint8_t levels = (uint8_t)(p.failed_levels & ALL_LEVELS);
         const cg_key *key = &plan->keys[i + 1];
-        const uint64_t until = until_ns(connector);
+        const uint64_t until =
+            cg_now_ns() + cg_handle_retry_ns(connector, (cg_status)p.status, p.total_ns);
         const bool is_known = p.status == CG_ERR_LOSSY_PREFIX && p.failed_worst_level < CG_N_LEVELS;
         pthread_mutex_lock(&rt->lock);
         if (p.status != CG_ERR_TIMED_OUT)

@@ -1,7 +1,15 @@
 #include "connector/handle.h"
 
+#include "connector/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+
+uint64_t cg_handle_retry_ns(const cachegen *c, cg_status status, uint64_t waited_ns)
+{
+    const uint64_t retry_ns = cg_ms(c->config->retry_ms);
+    return status == CG_ERR_TIMED_OUT && waited_ns < retry_ns / 2 ? 2 * waited_ns : retry_ns;
+}
 
 cg_gpu *cg_handle_gpu(cachegen *c)
 {

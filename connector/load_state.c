@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A store that has brought nothing for so long, though it was asked for some, is silent. */
+static const uint64_t SILENT_NS = 1000000000;
+
 cachegen_load *cg_load_of_fetch(cg_fetch *fetch)
 {
     return (cachegen_load *)((char *)fetch - offsetof(cachegen_load, fetch));
@@ -217,7 +220,9 @@ static void refuse(cg_load_chunk *chunk, uint8_t levels, cg_status status)
     cachegen_load *load = chunk->load;
     cg_runtime *rt = load->op.runtime;
     const bool damaged = count_refusal(&rt->stats, status);
-    const uint64_t until_ns = cg_now_ns() + cg_ms(load->op.connector->config->retry_ms);
+    const uint64_t now_ns = cg_now_ns(),
+                   until_ns = now_ns + cg_handle_retry_ns(load->op.connector, status,
+                                                          now_ns - load->op.started_ns);
     const cg_key *key = &load->plan->keys[chunk->index + 1];
     if (is_ours(status))
         return;
@@ -425,11 +430,14 @@ void cg_load_overdue(cachegen_load *load)
 {
     cg_fetch *fetch = &load->fetch;
     const uint32_t index = cg_fetch_first_missing(fetch);
-    /* The chunk was late for this request. That is nothing to hold against it. */
     if (index < fetch->end && cg_fetch_failed(fetch, index)) {
+        cg_load_chunk *chunk = &load->chunks[index];
+        /* The chunk was late for this request, which is nothing to hold against it: others may have
+         * more time, or come sooner. Unless the store is silent. */
+        const uint64_t silent_ns = cg_now_ns() - load->op.runtime->fetch_plan.alive_ns;
         load->op.runtime->stats.chunks_timed_out++;
-        blame(&load->chunks[index],
-              levels_of_file(&load->chunks[index], load->plan->chunks[index].level),
+        blame(chunk,
+              silent_ns >= SILENT_NS ? levels_of_file(chunk, load->plan->chunks[index].level) : 0,
               CG_ERR_TIMED_OUT);
         trace_cut(load, index, CG_ERR_TIMED_OUT);
     }

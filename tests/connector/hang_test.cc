@@ -404,10 +404,43 @@ TEST_P(HangTest, ALoadEndsWithItsBudgetAndIsOfferedAgain)
         EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
         EXPECT_EQ(p.loaded_tokens, 0u);
         EXPECT_EQ(p.failed_token, 0u);
-        EXPECT_EQ(p.failed_levels, 1u << CG_L0) << "the only one that is stored";
+        if (p.total_ns < 1'000'000'000) { // on a loaded machine it may look silent
+            EXPECT_EQ(p.failed_levels, 0u);
+        }
         EXPECT_EQ(engine->load(tokens).progress.loaded_tokens, 127u)
             << "that it was late once is nothing to hold against a chunk";
     }
+}
+
+// Two engines' sides in one: it loads, and is told of a load as by a process that did.
+TEST_P(HangTest, WhoeverHasLittleTimeTakesNothingFromTheNext)
+{
+    uint64_t seed = 0;
+    ASSERT_TRUE(comes_true([&] {
+        engine = open(", \"read_timeout_ms\": 60000, \"ttft_budget_ms\": 1, \"retry_ms\": 3600000");
+        const Tokens tokens = prompt(32 * 4, ++seed);
+        const cachegen_progress p = load_hung(tokens);
+        EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+        EXPECT_EQ(p.bytes_read, 0u);
+        EXPECT_EQ(cachegen_forget_failed(engine->c, engine->plan.data(), engine->plan.size(), &p),
+                  CACHEGEN_OK);
+        EXPECT_EQ(engine->look_up(tokens).hit_tokens, p.failed_levels == 0 ? 127u : 0u);
+        return p.failed_levels == 0; // unless the machine itself stood still
+    }));
+}
+
+// Not each request finds out anew. But who was told looks again, long before retry_ms.
+TEST_P(HangTest, AStoreThatIsSilentForLongIsLeftAloneForTwiceAsLong)
+{
+    engine = open(", \"read_timeout_ms\": 1500, \"ttft_budget_ms\": 60000, \"retry_ms\": 3600000");
+    const Tokens tokens = prompt(32 * 4);
+    const cachegen_progress p = load_hung(tokens);
+    EXPECT_EQ(p.status, CG_ERR_TIMED_OUT);
+    EXPECT_EQ(p.failed_levels, 1u << CG_L0) << "the only one that is stored";
+    EXPECT_EQ(cachegen_forget_failed(engine->c, engine->plan.data(), engine->plan.size(), &p),
+              CACHEGEN_OK);
+    EXPECT_EQ(engine->look_up(tokens).hit_tokens, 0u);
+    EXPECT_TRUE(comes_true([&] { return engine->look_up(tokens).hit_tokens == 127; }));
 }
 
 TEST_P(HangTest, ALoadsTraceHasTheReadThatHung)

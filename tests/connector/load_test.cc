@@ -1209,7 +1209,11 @@ TEST_P(LoadTest, NoChunkIsToBlameForACancelledOrALateLoad)
     p.bytes_read = 1; // something came: for a request with more time it will do
     EXPECT_EQ(forget(), CACHEGEN_OK);
     EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
-    p.bytes_read = 0; // nothing did: the store hangs
+    p.failed_levels = p.bytes_read = 0; // nothing did: it had little time
+    EXPECT_EQ(forget(), CACHEGEN_OK);
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 95u);
+    p.failed_levels = 1u << CG_L0; // nothing did for long: the store hangs
+    p.total_ns = UINT64_C(3600) * 1000000000;
     EXPECT_EQ(forget(), CACHEGEN_OK);
     EXPECT_EQ(engine.look_up(tokens).hit_tokens, 32u);
     EXPECT_EQ(cachegen_forget_failed(engine.c, engine.plan.data(), engine.plan.size(), nullptr),
