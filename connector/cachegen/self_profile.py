@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import load_file
 
+from . import Unsupported
 from .assemble import assemble, plan_columns
 from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .contexts import pick
@@ -47,6 +48,7 @@ LEAST_TOKENS = 2048
 LEAST_RATIO = 3  # tokens a channel of a group: fewer make a KLT of noise
 LEAST_CHUNK_TOKENS = 64
 HELD_OUT = 8  # one chunk of so many is measured, not learnt from
+_ROPE_CHUNKS = 16
 _SAMPLE_CHUNKS, _SAMPLE_TOKENS = 6, 256  # of the held-out ones, kept in memory to find the steps on
 _BUCKETS, _LEAST_BUCKET = 256, -64  # half octaves of the columns' mean squares, in the estimate of sizes
 _SEARCH_OCTAVES, _SEARCH_ROUNDS = 20, 11  # steps are found within 1 %
@@ -161,6 +163,33 @@ def find_rope(described, model_dir, head_dim, max_model_len=None):
     if rope and rope.as_json() != found.as_json():
         raise SystemExit(f"self_profile: model.json says rope {rope.as_json()}, {model_dir} {found.as_json()}")
     return found
+
+
+@torch.no_grad()
+def check_rope(source, chunks, rope):
+    """Unsupported: in some layer stored K is not rotated by rope, but by pairs that lie side by side, or not at all: a
+    configuration tells neither. Most channels of K have a mean once its rotation is taken away. A wrong one that is
+    taken away spreads that over all angles, so that K varies more."""
+    if not rope.rotary_dim:
+        return
+    pairs = torch.arange(rope.rotary_dim).reshape(-1, 2).T.flatten()
+    n_tokens, total, square = 0, 0.0, 0.0
+    for chunk in pick(chunks, _ROPE_CHUNKS):
+        positions = chunk.first_position + torch.arange(chunk.n_tokens)
+        k = rope.rotate(source.get(chunk)[0], torch.full_like(positions, chunk.first_position))
+        side_by_side = torch.cat([k[..., pairs], k[..., rope.rotary_dim :]], -1)
+        ways = torch.stack([*(rope.rotate(x, positions, inverse=True) for x in (k, side_by_side)), k])
+        ways = ways[:, :, max(0, MOST_SINKS - chunk.first_position) :].double()
+        n_tokens += ways.shape[2]
+        total, square = total + ways.sum(2), square + ways.pow(2).sum((2, 3, 4))
+    of_rope, *of_others = square / n_tokens - (total / n_tokens).pow(2).sum((2, 3))  # [n_layers] each
+    ratio = torch.stack(of_others) / of_rope.clamp(min=1e-30)
+    way, layer = divmod(int(ratio.argmin()), ratio.shape[1])
+    if ratio[way, layer] < 0.8:  # of NeoX pairs it is 1 at least, of others that were looked at 0.4 at most
+        raise Unsupported(
+            f"K of layer {layer} is not rotated as its configuration says (kind {rope.kind}, {rope.rotary_dim} "
+            f"dimensions, NeoX pairing), but {('by pairs that lie side by side: interleaved rope', 'not at all')[way]}"
+        )
 
 
 def take(chunks, n_tokens):
@@ -301,6 +330,7 @@ def run(options):
     matrices = choose(model, n_tokens, most_bytes)
 
     progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
+    check_rope(source, chunks, rope)
     transform = learn(model, source, chunks, matrices, progress)
     n_shared = choose_shared(matrices, model.channels, n_tokens)
     if n_shared:

@@ -16,12 +16,12 @@ import unittest
 
 import profile_test as tiny  # skips without torch and transformers
 import torch
-from cachegen import self_profile
+from cachegen import Unsupported, self_profile
 from cachegen.klt import Planes
 from cachegen.kv_model import Context, KvModel
 from cachegen.profile_file import N_LEVELS, read_profile
 from cachegen.quality import score
-from cachegen.rope import NO_ROPE, Unsupported, rope_from_json, rope_of
+from cachegen.rope import NO_ROPE, rope_from_json, rope_of
 from cachegen.store_files import write_store
 from safetensors.torch import load_file, save_file
 
@@ -118,6 +118,27 @@ class StoreTest(unittest.TestCase):
         with self.assertRaises(FileNotFoundError):
             write_store(self.store, model, FINGERPRINT, profile, b"profile")
         self.assertFalse(os.path.exists(self.store))
+
+    def test_k_that_is_rotated_otherwise_is_refused(self):
+        torch.manual_seed(1)
+        rope = rope_from_json({"kind": "default", "theta": 10000.0, "rotary_dim": 32, "pairing": "neox"})
+        positions, chunks = torch.arange(640), [self_profile.StoredChunk("", b"", at, 64) for at in range(0, 640, 64)]
+        plain = torch.randn(2, 1, 2, 48) + torch.randn(2, 640, 2, 48) / 2
+        neox = rope.rotate(plain, positions)
+        order = torch.cat([torch.arange(32).reshape(2, 16).T.flatten(), torch.arange(32, 48)])  # to side by side
+
+        def check(k):
+            def get(chunk):
+                at = torch.full((64,), chunk.first_position)
+                return rope.rotate(k[:, at[0] : at[0] + 64], at, inverse=True), None
+
+            self_profile.check_rope(types.SimpleNamespace(get=get), chunks, rope)
+
+        check(neox)
+        with self.assertRaisesRegex(Unsupported, "K of layer 1 .*interleaved"):
+            check(torch.stack([neox[0], neox[1][..., order]]))
+        with self.assertRaisesRegex(Unsupported, "K of layer 0 .*not at all"):
+            check(torch.stack([plain[0], neox[1]]))
 
     def test_ropes_come_back_from_model_json(self):
         for name in ("Llama, GQA, head 64", "Llama, llama3 rope", "Llama, linear rope", "StableLm, partial rotary"):
