@@ -104,7 +104,7 @@ class _MeanQueries:
         if self.functions is not None:
             self.functions[self.name] = self.attend
 
-    def _attend(self, module, query, key, value, mask, scaling=None, **more):
+    def _attend(self, module, query, key, value, attention_mask, scaling=None, **more):
         layer, rope = getattr(module, "layer_idx", None), self.model.rope
         n_heads, n_tokens, head_dim = query.shape[1:]
         is_plain = layer is not None and layer not in self.means and query.shape[0] == 1
@@ -119,7 +119,7 @@ class _MeanQueries:
             found = rope.rotate(query[0].transpose(0, 1).float(), positions, inverse=True)
             found = found[min(_FIRST_QUERIES, n_tokens // 2) :].mean(0)
             self.means[layer] = (found * (head_dim**-0.5 if scaling is None else scaling)).cpu()
-        return self.attend(module, query, key, value, mask, scaling=scaling, **more)
+        return self.attend(module, query, key, value, attention_mask, scaling=scaling, **more)
 
     def mean(self):
         """f32 [n_layers][n_query_heads][head_dim] before rotation, times what scores are multiplied by; None: the model

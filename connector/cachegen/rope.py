@@ -24,7 +24,7 @@ from . import Unsupported
 from .profile_file import MAX_ROPES
 
 KINDS = ("default", "linear", "llama3", "longrope", "yarn")
-ROPE_IN_WINDOWS = ("exaone4", "exaone_moe")  # where some layers have a window, the others have no rope
+ROPE_IN_WINDOWS = ("exaone4", "exaone_moe", "afmoe")  # where some layers have a window, the others have no rope
 OLDER_NAMES = {"mrope": "default", "su": "longrope"}  # mrope turns by plain positions where all tokens are text
 
 

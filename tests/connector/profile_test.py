@@ -90,6 +90,10 @@ CODED = {
     "Exaone4, rope only in windows": lambda: config(
         "Exaone4", num_key_value_heads=2, sliding_window=40, pad_token_id=None,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+    "Afmoe, rope only in windows": lambda: config(
+        "Afmoe", num_key_value_heads=2, head_dim=32, sliding_window=40, num_dense_layers=1, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=64, pad_token_id=None,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
     "Falcon, alibi": lambda: config("Falcon", multi_query=False, alibi=True),
     "GptOss, attention with sinks": lambda: config(
         "GptOss", num_key_value_heads=2, head_dim=64, num_local_experts=4, num_experts_per_tok=2, pad_token_id=None,
