@@ -93,12 +93,13 @@ CACHEGEN_API cachegen_status cachegen_open(const char *json, size_t json_bytes, 
                                            char *error, size_t error_bytes);
 /* Cancels look-ups and loads, runs queued saves to their end, and frees. It returns after
  * close_timeout_ms (configured) at the latest, also if the store hangs, or a GPU, or if encoders,
- * at their low priority (encode_nice), get no CPU. Then saves are given up, and what hangs is left
- * behind: its thread and memory stay until it goes on, if ever. Nothing is freed that it may still
- * touch. Should a GPU go on that was left with a load, it still writes that load's blocks. Free the
- * handles of operations that are done before this call: afterwards all handles are invalid. To free
- * a handle waits for its operation: for a save as long as it takes, for an operation of a GPU that
- * hangs for ever. NULL is fine. */
+ * at their low priority (encode_nice), get no CPU; but not before threads have copied what they
+ * were copying out of the blocks, which the engine may free then. Saves that are late are given up,
+ * and what hangs is left behind: its thread and memory stay until it goes on, if ever. Nothing is
+ * freed that it may still touch. Should a GPU go on that was left with a load, it still writes that
+ * load's blocks. Free the handles of operations that are done before this call: afterwards all
+ * handles are invalid. To free a handle waits for its operation: for a save as long as it takes,
+ * for an operation of a GPU that hangs for ever. NULL is fine. */
 CACHEGEN_API void cachegen_close(cachegen *connector);
 /* What a status means, in a few words of English: a constant of the library's, never NULL. */
 CACHEGEN_API const char *cachegen_strerror(cachegen_status status);

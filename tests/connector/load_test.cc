@@ -1433,6 +1433,11 @@ TEST_P(LoadTest, BetterProvenanceReplacesWorse)
             EXPECT_EQ(exact.stats().bytes_written, written) << "once is enough";
             EXPECT_EQ(inode_of(store, path), inode) << "worse does not replace better";
             EXPECT_EQ(reader.load(tokens).progress.loaded_tokens, 95u);
+
+            const Tokens other = prompt(96, 2); // L1 is near enough to exact
+            ASSERT_EQ(lossy.save(other, nullptr, /*prefix_level=*/1), CACHEGEN_OK);
+            ASSERT_EQ(exact.save(other), CACHEGEN_OK);
+            EXPECT_EQ(exact.stats().bytes_written, written) << "it is left";
         }
 }
 

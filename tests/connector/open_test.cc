@@ -339,6 +339,13 @@ TEST_F(OpenTest, StructsOfAnotherAbiAreRefusedByThatName)
         EXPECT_EQ(cachegen_lookup_start(engine.c, &request, 0, &lookup),
                   CG_ERR_UNSUPPORTED_VERSION);
         EXPECT_EQ(lookup, nullptr);
+        request.abi_version = CACHEGEN_ABI_VERSION;
+        cachegen_lookup_options options = {};
+        options.struct_size = sizeof options;
+        options.abi_version = abi_version;
+        EXPECT_EQ(cachegen_lookup_start_with(engine.c, &request, 0, &options, &lookup),
+                  CG_ERR_UNSUPPORTED_VERSION);
+        EXPECT_EQ(lookup, nullptr);
         cachegen_load_request to_load = {};
         to_load.struct_size = sizeof to_load;
         to_load.abi_version = abi_version;

@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import types
+from unittest import mock
 
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("CG_BUILD_DIR", os.path.join(CHECKOUT, "build"))
@@ -396,16 +397,28 @@ def warm_phase(work, cases):
 
     with cases("a load that is aborted frees its blocks"):
         engine.llm.reset_prefix_cache()
-        core = engine.llm.llm_engine
-        core.add_request("aborted", {"prompt_token_ids": long}, engine.params(4))
-        deadline = time.monotonic() + 60
-        while not engine.worker.loads:
-            core.step()
-            holds(time.monotonic() < deadline and core.has_unfinished_requests(), "never loaded anything")
-        core.abort_request(list(engine.scheduler.states), internal=True)
-        while engine.worker.loads:
-            core.step()
-            holds(time.monotonic() < deadline, "the load never ends")
+        core, cg, cancelled = engine.llm.llm_engine, engine.worker.library.cg, []
+        poll = cg.load_poll
+
+        def poll_until_cancelled(load):
+            progress = poll(load)
+            progress.done = progress.done if cancelled else 0  # else it may end before it is aborted
+            return progress
+
+        with (
+            mock.patch.object(cg, "load_poll", poll_until_cancelled),
+            mock.patch.object(cg, "load_cancel", lambda load, cancel=cg.load_cancel: cancelled.append(cancel(load))),
+        ):
+            core.add_request("aborted", {"prompt_token_ids": long}, engine.params(4))
+            deadline = time.monotonic() + 60
+            while not engine.worker.loads:
+                core.step()
+                holds(time.monotonic() < deadline and core.has_unfinished_requests(), "never loaded anything")
+            core.abort_request(list(engine.scheduler.states), internal=True)
+            while engine.worker.loads:
+                core.step()
+                holds(time.monotonic() < deadline, "the load never ends")
+            holds(cancelled, "the load was not cancelled")
         core.step()
         holds(engine.llm.reset_prefix_cache(), "blocks are still held")
         equal(engine.scheduler.states, {}, "states of requests")
