@@ -354,7 +354,7 @@ CACHEGEN_API void cachegen_load_free(cachegen_load *load);
  * CACHEGEN_ERR_LOSSY_PREFIX they still are, to requests that accept failed_worst_level. A load that
  * ran out of time (CACHEGEN_ERR_TIMED_OUT) blames no chunk, unless it could read nothing, and the
  * store had brought no load of its process anything for a second. Then that counts for twice the
- * time that the load took, at most for retry_ms. */
+ * time that the load took (total_ns), two seconds at least and retry_ms at most. */
 CACHEGEN_API cachegen_status cachegen_forget_failed(cachegen *connector, const void *plan,
                                                     size_t plan_bytes,
                                                     const cachegen_progress *progress);

@@ -3,7 +3,7 @@
  * Look-ups learn which levels of a chunk the store has; loads learn that a level is bad; saves
  * learn that it is there. All of it is kept by the chunk's key, so that the next look-up need not
  * ask the store. What is remembered may be wrong by then, for as long as its time to live. Then a
- * load finds out, and the level is not offered again until retry_ms (configured) have passed. The
+ * load finds out, and the level is not offered again for a while (cg_handle_retry_ns()). The
  * memory is bounded: 2,048 buckets of 8 entries. It forgets the oldest rather than grow.
  * Threads: the owner locks.
  */

@@ -7,7 +7,9 @@
 
 uint64_t cg_handle_retry_ns(const cachegen *c, cg_status status, uint64_t waited_ns)
 {
-    const uint64_t retry_ns = cg_ms(c->config->retry_ms);
+    const uint64_t retry_ns = cg_ms(c->config->retry_ms), least_ns = cg_ms(1000);
+    if (waited_ns < least_ns) /* as where no more reads can be begun */
+        waited_ns = least_ns;
     return status == CG_ERR_TIMED_OUT && waited_ns < retry_ns / 2 ? 2 * waited_ns : retry_ns;
 }
 

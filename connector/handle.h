@@ -60,8 +60,8 @@ static inline bool cg_handle_is_far(const cachegen *connector)
 }
 
 /* How long a chunk is not offered after a load that failed at it so, waited_ns after its start:
- * retry_ms. Of a store that brought nothing no longer than twice the time that this took: then
- * somebody finds out again. */
+ * retry_ms. Of a store that brought nothing no longer than twice the time that this took, or two
+ * seconds: then somebody finds out again. */
 uint64_t cg_handle_retry_ns(const cachegen *connector, cg_status status, uint64_t waited_ns);
 
 /* This process's GPU, opened before and working; else NULL. */

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A store that has brought nothing for so long, though it was asked for some, is silent. */
+/* A store that has brought this process nothing for so long is silent. Where reads failed, what was
+ * before counts, too: loads that end sooner than that could not tell. */
 static const uint64_t SILENT_NS = 1000000000;
 
 cachegen_load *cg_load_of_fetch(cg_fetch *fetch)
@@ -434,10 +435,10 @@ void cg_load_overdue(cachegen_load *load)
         cg_load_chunk *chunk = &load->chunks[index];
         /* The chunk was late for this request, which is nothing to hold against it: others may have
          * more time, or come sooner. Unless the store is silent. */
-        const uint64_t silent_ns = cg_now_ns() - load->op.runtime->fetch_plan.alive_ns;
+        const bool is_silent = load->progress.bytes_read == 0 &&
+                               cg_now_ns() - load->op.runtime->fetch_plan.alive_ns >= SILENT_NS;
         load->op.runtime->stats.chunks_timed_out++;
-        blame(chunk,
-              silent_ns >= SILENT_NS ? levels_of_file(chunk, load->plan->chunks[index].level) : 0,
+        blame(chunk, is_silent ? levels_of_file(chunk, load->plan->chunks[index].level) : 0,
               CG_ERR_TIMED_OUT);
         trace_cut(load, index, CG_ERR_TIMED_OUT);
     }

@@ -1,7 +1,8 @@
 /* fusefs/evict.h - what a store that is too full gives up first.
  *
- * Each step takes the finest level from an object's file, or the whole file. Steps are chosen by
- * what they cost for each byte that they free: first what costs the least. What a step costs is
+ * Each step takes the finest levels from an object's file, as many as it must to free space, or the
+ * whole file. Steps are chosen by what they cost for each byte that they free: first what costs the
+ * least. What a step costs is
  *
  *     heat x recompute x (quality before - quality after)
  *

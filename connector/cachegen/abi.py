@@ -317,6 +317,7 @@ class Connector:
         progress = Progress(
             status=load.status,
             bytes_read=load.bytes_read,
+            total_ns=load.total_ns,
             failed_token=load.failed_token,
             failed_levels=load.failed_levels,
             failed_worst_level=load.failed_worst_level,

@@ -167,28 +167,29 @@ def find_rope(described, model_dir, head_dim, max_model_len=None):
 
 @torch.no_grad()
 def check_rope(source, chunks, rope):
-    """Unsupported: in some layer stored K is not rotated by rope, but by pairs that lie side by side, or not at all: a
-    configuration tells neither. Most channels of K have a mean once its rotation is taken away. A wrong one that is
-    taken away spreads that over all angles, so that K varies more."""
+    """Unsupported: in some layer stored K is rotated by pairs that lie side by side, which no configuration tells. Most
+    channels of K have a mean once its rotation is taken away. A wrong one that is taken away spreads that over all
+    angles, so that K varies more."""
     if not rope.rotary_dim:
         return
     pairs = torch.arange(rope.rotary_dim).reshape(-1, 2).T.flatten()
-    n_tokens, total, square = 0, 0.0, 0.0
+    n_tokens, total, square = 0, [0.0, 0.0], [0.0, 0.0]
     for chunk in pick(chunks, _ROPE_CHUNKS):
         positions = chunk.first_position + torch.arange(chunk.n_tokens)
-        k = rope.rotate(source.get(chunk)[0], torch.full_like(positions, chunk.first_position))
-        side_by_side = torch.cat([k[..., pairs], k[..., rope.rotary_dim :]], -1)
-        ways = torch.stack([*(rope.rotate(x, positions, inverse=True) for x in (k, side_by_side)), k])
-        ways = ways[:, :, max(0, MOST_SINKS - chunk.first_position) :].double()
-        n_tokens += ways.shape[2]
-        total, square = total + ways.sum(2), square + ways.pow(2).sum((2, 3, 4))
-    of_rope, *of_others = square / n_tokens - (total / n_tokens).pow(2).sum((2, 3))  # [n_layers] each
-    ratio = torch.stack(of_others) / of_rope.clamp(min=1e-30)
-    way, layer = divmod(int(ratio.argmin()), ratio.shape[1])
-    if ratio[way, layer] < 0.8:  # of NeoX pairs it is 1 at least, of others that were looked at 0.4 at most
+        k = rope.rotate(source.get(chunk)[0], torch.full_like(positions, chunk.first_position))[..., : rope.rotary_dim]
+        n_exact = min(max(0, MOST_SINKS - chunk.first_position), chunk.n_tokens)
+        n_tokens += chunk.n_tokens - n_exact
+        for i, rotated in enumerate((k, k[..., pairs])):
+            plain = rope.rotate(rotated, positions, inverse=True)[:, n_exact:]
+            total[i] = total[i] + plain.sum(1, dtype=torch.float64)
+            square[i] = square[i] + plain.square().sum((1, 2, 3), dtype=torch.float64)
+    neox, side_by_side = (s / n_tokens - (t / n_tokens).square().sum((1, 2)) for s, t in zip(square, total))  # by layer
+    ratio = torch.where(neox > 0, side_by_side / neox, 1.0)
+    layer = int(ratio.argmin())
+    if ratio[layer] < 0.8:  # of NeoX pairs it is 1 at least, of others that were looked at 0.4 at most
         raise Unsupported(
             f"K of layer {layer} is not rotated as its configuration says (kind {rope.kind}, {rope.rotary_dim} "
-            f"dimensions, NeoX pairing), but {('by pairs that lie side by side: interleaved rope', 'not at all')[way]}"
+            "dimensions, NeoX pairing), but by pairs that lie side by side: interleaved rope"
         )
 
 

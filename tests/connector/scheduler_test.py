@@ -1791,10 +1791,10 @@ class FailureTest(unittest.TestCase):
 
         failed = {"status": 24, "failed_token": 128, "failed_levels": 1 << 2, "failed_worst_level": 3}
         self.connector(cachegen_forget_failed=forget_failed).forget_failed(
-            b"plan", LoadReport(128, 2, bytes_read=7, **failed)
+            b"plan", LoadReport(128, 2, bytes_read=7, total_ns=9, **failed)
         )
         ((plan, n_bytes, progress),) = told
-        self.assertEqual((plan, n_bytes, progress.bytes_read), (b"plan", 4, 7))
+        self.assertEqual((plan, n_bytes, progress.bytes_read, progress.total_ns), (b"plan", 4, 7, 9))
         self.assertEqual({name: getattr(progress, name) for name in failed}, failed)
 
     def test_the_library_is_told_which_levels_a_load_had(self):
