@@ -26,6 +26,8 @@ cg_presence cg_context_known_presence(const cg_context *c, const char *path, siz
 {
     if (c->is_listed && (c->there[index] >> level & 1) == 0)
         return CG_ABSENT;
+    /* What is kept need not be read: context.json says the same of it, and each header would be
+     * questions to a store that may be far. */
     return c->is_listed && c->kept[index] ? CG_SAME
                                           : cg_context_chunk_presence(c, path, index, level);
 }
