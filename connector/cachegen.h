@@ -305,8 +305,7 @@ typedef struct cachegen_progress {
     uint64_t total_ns;  /* since start */
     /* Of a load whose status is not OK: the chunk that ended it. Its first token; its levels that
      * could not be had (bit n: level n; 0 if no chunk is to blame: cancelled, out of memory, or
-     * late);
-     * and, with CACHEGEN_ERR_LOSSY_PREFIX, its worst level, provenance counted. */
+     * late); and, with CACHEGEN_ERR_LOSSY_PREFIX, its worst level, provenance counted. */
     uint32_t failed_token, failed_levels, failed_worst_level;
     uint32_t copied; /* of a save: 1: the blocks may be overwritten */
     /* Of a load: what was delivered. */

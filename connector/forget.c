@@ -7,11 +7,6 @@
 
 enum { ALL_LEVELS = (1 << CG_N_LEVELS) - 1 };
 
-static uint64_t until_ns(const cachegen *connector)
-{
-    return cg_now_ns() + cg_ms(connector->config->retry_ms);
-}
-
 /* What a load of the plan may have read of a chunk: the level that was asked for, or any that the
  * store had and the request accepts. */
 static uint8_t levels_of(const cg_plan *plan, uint32_t chunk_index)
@@ -35,10 +30,11 @@ cachegen_status cachegen_forget(cachegen *connector, const void *plan_bytes, siz
     const cg_status status = cg_plan_parse(plan_bytes, n_bytes, &plan);
     if (status != CG_OK)
         return status;
+    const uint64_t until = cg_now_ns() + cg_ms(connector->config->retry_ms);
     pthread_mutex_lock(&rt->lock);
     for (uint32_t i = 0; i < plan->n_chunks; i++)
         cg_chunk_memory_failed(rt->chunk_memory, &plan->keys[i + 1], levels_of(plan, i), false,
-                               until_ns(connector));
+                               until);
     pthread_mutex_unlock(&rt->lock);
     cg_plan_free(plan);
     return CG_OK;
