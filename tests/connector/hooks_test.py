@@ -70,6 +70,12 @@ def library_of(cg, **more):
     return types.SimpleNamespace(root="/store", cg=cg, chunk_tokens=16, **more)
 
 
+def kv_cache_of():
+    """What stands for a KVCacheConfig."""
+    spec = types.SimpleNamespace(block_size=16)
+    return types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec)])
+
+
 SCHEDULER_HOOKS = {  # arguments, and what counts as a miss
     "bind_kv_cache_manager": ((None,), None),
     "get_num_new_matched_tokens": ((None, 0), (0, False)),
@@ -120,11 +126,10 @@ class HooksTest(unittest.TestCase):
     def test_so_is_the_making_of_a_side(self):
         made = connector()
         made._kv_transfer_config = types.SimpleNamespace(kv_connector_extra_config={})
-        config = types.SimpleNamespace(cache_config=types.SimpleNamespace(block_size=16))
         for role, side in ((KVConnectorRole.WORKER, "Worker"), (KVConnectorRole.SCHEDULER, "Scheduler")):
             made._down = None
             with mock.patch(f"cachegen.vllm.connector.{side}", side_effect=ValueError):
-                made._make_side(object(), role, config)
+                made._make_side(object(), role, kv_cache_of())
             self.assertEqual(made._down, "error")
 
     def test_a_failure_anywhere_is_a_miss(self):
@@ -1043,10 +1048,9 @@ class StartTest(unittest.TestCase):
             kv_transfer_config=types.SimpleNamespace(
                 kv_connector_extra_config=extra, kv_load_failure_policy="recompute"
             ),
-            cache_config=types.SimpleNamespace(block_size=16),
         )
         with mock.patch("cachegen.vllm.connector.Library", side_effect=reason):
-            return CachegenConnector(config, KVConnectorRole.WORKER, types.SimpleNamespace())
+            return CachegenConnector(config, KVConnectorRole.WORKER, kv_cache_of())
 
     def test_what_is_wrong_is_told_by_kind(self):
         for reason, kind in (
@@ -1398,13 +1402,11 @@ class OutageTest(unittest.TestCase):
 
 class MultiConnectorTest(unittest.TestCase):
     def test_a_second_one_of_ours_is_refused_by_name(self):
-        both, other_engine = types.SimpleNamespace(), types.SimpleNamespace()
+        both, other_engine = kv_cache_of(), kv_cache_of()
 
         def make(kv_cache_config, role=KVConnectorRole.SCHEDULER, **extra):
             transfer = types.SimpleNamespace(kv_load_failure_policy="recompute", kv_connector_extra_config=extra)
-            config = types.SimpleNamespace(
-                kv_transfer_config=transfer, cache_config=types.SimpleNamespace(block_size=16)
-            )
+            config = types.SimpleNamespace(kv_transfer_config=transfer)
             return CachegenConnector(config, role, kv_cache_config)
 
         for name in ("Library", "Scheduler", "Worker"):

@@ -19,8 +19,10 @@ sys.path.insert(0, os.path.join(ROOT, "connector"))
 try:
     import torch
     import vllm  # noqa: F401
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
+        KVCacheGroupSpec,
         KVCacheTensor,
         KVQuantMode,
         compute_layout_strides,
@@ -31,6 +33,7 @@ except ImportError as error:
     print(f"skipped: {error}: no layout was compared")
     sys.exit(1 if "engine" in os.environ.get("CG_TEST_REQUIRE", "").split(",") else 77)
 from cachegen import abi  # noqa: E402
+from cachegen.vllm.connector import CachegenConnector  # noqa: E402
 from cachegen.vllm.gpu import GpuSteps, HostSteps  # noqa: E402
 from cachegen.vllm.guard import Failures  # noqa: E402
 from cachegen.vllm.kv_layout import GPU_BACKENDS, kernel_blocks, kv_layout  # noqa: E402
@@ -253,6 +256,25 @@ class KvLayoutTest(unittest.TestCase):
         self.assertEqual((library.layouts[0]["block_tokens"], library.tables), (64, [[8, 9, 2, 3]]))
         worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=96)
         self.assertRaisesRegex(Unsupported, "blocks of 96", worker.register, on_gpu(caches), engine(caches))
+
+    def test_a_worker_counts_in_the_blocks_that_its_layers_have(self):
+        """Its cache_config says what was asked for, where a layer with a window has chosen smaller blocks."""
+        library = Recorder()
+        _, caches = make_cache(KVCacheLayout.LBNHC, 64, 64, torch.bfloat16)
+        config = engine(caches)
+        config.cache_config.block_size = 128
+        config.kv_transfer_config = types.SimpleNamespace(
+            kv_load_failure_policy="recompute", kv_connector_extra_config={}
+        )
+        spec = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        groups = types.SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(list(caches), spec)])
+        opened = types.SimpleNamespace(cg=library, rank=RANK, profile="", root="/store")
+        with unittest.mock.patch("cachegen.vllm.connector.Library", return_value=opened):
+            made = CachegenConnector(config, KVConnectorRole.WORKER, groups)
+        made.register_kv_caches(on_gpu(caches))
+        made.worker._steps = HostSteps()
+        made.bind_connector_metadata(Metadata(loads=[LoadPlan("r", 0, 128, [4, 1], b"")]))
+        self.assertEqual(library.tables, [[4, 1]])
 
     def test_without_a_gpu_the_worker_says_why(self):
         library = Recorder()

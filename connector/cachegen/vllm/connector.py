@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from cachegen import abi
 from cachegen.vllm.guard import Failures, guarded, logger, nothing
-from cachegen.vllm.library import Library, Unsupported
+from cachegen.vllm.library import Library, Unsupported, block_tokens
 from cachegen.vllm.lookups import LOOKUPS
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, LoggedStats, PromMetrics
@@ -52,7 +52,7 @@ class CachegenConnector(KVConnectorBase_V1):
             logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')
         # One of the two is set. Without a library there is nothing to schedule, but a worker must still answer.
         self.scheduler = self.worker = None
-        self._make_side(library, role, vllm_config)
+        self._make_side(library, role, kv_cache_config)
         if self._is_open:
             self._opened.add(self)
 
@@ -78,9 +78,9 @@ class CachegenConnector(KVConnectorBase_V1):
         return Library(self._kv_transfer_config, vllm_config, kv_cache_config, role)
 
     @guarded(nothing, tell=_disable)
-    def _make_side(self, library, role, vllm_config):
+    def _make_side(self, library, role, kv_cache_config):
         if role == KVConnectorRole.WORKER:
-            self.worker = Worker(library, self.failures, vllm_config.cache_config.block_size)
+            self.worker = Worker(library, self.failures, block_tokens(kv_cache_config))
         elif library is not None:
             self.scheduler = Scheduler(library, self.failures)
 

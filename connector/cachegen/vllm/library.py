@@ -84,7 +84,7 @@ class Library:
         self.tail_tokens = extra.get("tail_multiple", 32)
         if not isinstance(self.tail_tokens, int):
             raise Unsupported(f'"tail_multiple" is {self.tail_tokens!r}: a number of tokens')
-        self.block_tokens = vllm_config.cache_config.block_size
+        self.block_tokens = block_tokens(kv_cache_config)
         self._has_mrope = vllm_config.model_config.uses_mrope
         self.image_key = image_key(vllm_config)
         self.may_load = transfer_config.is_kv_consumer
@@ -190,6 +190,13 @@ def _explained(error, deviations):
         f"{error}; this engine computes otherwise than the model's files say: {as_text(deviations)}: give it a folder "
         'of its own in the store (key "model" of kv_connector_extra_config)'
     )
+
+
+def block_tokens(kv_cache_config):
+    """Tokens of a block, of the scheduler and in block tables. cache_config.block_size is what was asked for: a layer
+    may have smaller blocks, and only the scheduler's process corrects its copy."""
+    groups = kv_cache_config.kv_cache_groups
+    return groups[0].kv_cache_spec.block_size if groups else 1  # without a group no block is ever named
 
 
 def _configuration(extra, vllm_config, kv_cache_config, rank):
