@@ -41,7 +41,7 @@ from cachegen.vllm.messages import LoadPlan, LoadReport, Metadata, SavePlan, Wor
 from cachegen.vllm.metrics import DROPPED, REFUSED, UP, Increments, Stats  # noqa: E402
 from cachegen.vllm.provenance import Provenance  # noqa: E402
 from cachegen.vllm.ranks import UnsupportedRanks, rank_of  # noqa: E402
-from cachegen.vllm.scheduler import OTHER_PROFILE, Scheduler  # noqa: E402
+from cachegen.vllm.scheduler import OTHER_MODEL, OTHER_PROFILE, Scheduler  # noqa: E402
 from cachegen.vllm.versions import refusal  # noqa: E402
 from cachegen.vllm.worker import GPU, LOADS, SAVES, STAGING, STEP_WAIT_S, Worker  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
@@ -293,7 +293,7 @@ class StartOfLoadsTest(unittest.TestCase):
 class ProfileTest(unittest.TestCase):
     """The two sides open profiles/default one after the other: another one may have become it meanwhile."""
 
-    def library(self, profile, **cg):
+    def library(self, profile, model="f", **cg):
         made = Library.__new__(Library)
         made.worst_level, made.keep_level, made._has_mrope = 3, 2, False
         made.may_load, made.save_on_use, made.block_tokens = True, 1, 16
@@ -301,14 +301,14 @@ class ProfileTest(unittest.TestCase):
         made.weights = types.SimpleNamespace(doubt=None)
         info = abi.Info(
             chunk_tokens=64, store_levels=1 if not profile else 14, has_profile=bool(profile), model=b"m",
-            model_fingerprint_hex=b"f", profile_fingerprint_hex=profile.encode(),
+            model_fingerprint_hex=model.encode(), profile_fingerprint_hex=profile.encode(),
         )  # fmt: skip
         made.cg = types.SimpleNamespace(get_info=lambda: info, **cg)
-        made._check_model("f")
+        made._check_model(model)
         return made
 
-    def worker(self, profile):
-        made = Worker(self.library(profile, register_kv=lambda **_: 1), Failures(), block_tokens=16)
+    def worker(self, profile, model="f"):
+        made = Worker(self.library(profile, model, register_kv=lambda **_: 1), Failures(), block_tokens=16)
         layout = {"block_tokens": 16, "memory": abi.MEMORY_HOST}
         with mock.patch("cachegen.vllm.worker.kv_layout", return_value=layout):
             connector(worker=made).register_kv_caches({})
@@ -329,22 +329,35 @@ class ProfileTest(unittest.TestCase):
                 self.assertIsNone(ranks[0].build_connector_worker_meta(), "told once")
 
 
+    def test_so_does_one_whose_worker_names_the_model_by_another_fingerprint(self):
+        made = connector(scheduler=Scheduler(self.library("a"), Failures()))
+        report = self.worker("a").build_connector_worker_meta()
+        report.aggregate(self.worker("a", model="f2").build_connector_worker_meta())
+        with self.assertLogs("vllm.cachegen", "WARNING") as log:
+            made.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=report))
+        self.assertEqual(len(log.output), 1, log.output)
+        self.assertIn("other model: f, a worker's is f2", log.output[0])
+        self.assertEqual((made._state(), made.scheduler._is_off()), (OTHER_MODEL, True))
+
+
 class RanksReportTest(unittest.TestCase):
     def test_nothing_is_lost_of_what_two_ranks_report(self):
         def reports():
             first = dict(
-                loads={"r": LoadReport(64, 1)}, prefills=[(64, 2016, 5)], is_off=False, profiles={"a"},
-                adapters={7: {0: "x"}}, taken=[(7, "name", "x")], told=[("name", "x")],
+                loads={"r": LoadReport(64, 1)}, prefills=[(64, 2016, 5)], is_off=False,
+                fingerprints={"f"}, profiles={"a"}, adapters={7: {0: "x"}}, taken=[(7, "name", "x")],
+                told=[("name", "x")],
             )  # fmt: skip
             second = dict(
                 loads={"r": LoadReport(32, 2), "s": LoadReport(16, 0)}, prefills=[(65, 2080, 6)], is_off=True,
-                profiles={"b"}, adapters={7: {1: "x"}, 8: {1: "y"}}, taken=[(8, "other", None)], told=[("other", "y")],
+                fingerprints={"f2"}, profiles={"b"}, adapters={7: {1: "x"}, 8: {1: "y"}}, taken=[(8, "other", None)],
+                told=[("other", "y")],
             )  # fmt: skip
             return first, second
 
         want = dict(
             loads={"r": LoadReport(32, 2), "s": LoadReport(16, 0)}, prefills=[(64, 2016, 5), (65, 2080, 6)],
-            is_off=True, profiles={"a", "b"}, adapters={7: {0: "x", 1: "x"}, 8: {1: "y"}},
+            is_off=True, fingerprints={"f", "f2"}, profiles={"a", "b"}, adapters={7: {0: "x", 1: "x"}, 8: {1: "y"}},
             taken=[(7, "name", "x"), (8, "other", None)], told=[("name", "x"), ("other", "y")],
         )  # fmt: skip
         fields = {field.name for field in dataclasses.fields(WorkerReport)}

@@ -133,6 +133,11 @@ class Recorder:
         return Info(abi.GPU_OFF, self.gpu_reason) if self.gpu_reason is not None else Info(1, b"")
 
 
+def library_of(cg):
+    """What stands for a Library. cg: for the library."""
+    return types.SimpleNamespace(cg=cg, rank=RANK, fingerprint="f", profile="", root="/store")
+
+
 class FakeCuda:
     """torch.cuda with one stream. Its n-th event is recorded at n ms, and the first `reached` are over."""
 
@@ -248,13 +253,13 @@ class KvLayoutTest(unittest.TestCase):
 
     def test_the_worker_names_the_blocks_of_kernels_to_the_library_and_the_scheduler_s_to_the_engine(self):
         library = Recorder()
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=128)
+        worker = Worker(library_of(library), Failures(), block_tokens=128)
         _, caches = make_cache(KVCacheLayout.LBNHC, 128, 64, torch.bfloat16)
         worker.register(on_gpu(caches), engine(caches))
         worker._steps = HostSteps()
         worker._start_load(LoadPlan("r", 0, 256, [4, 1], b""))
         self.assertEqual((library.layouts[0]["block_tokens"], library.tables), (64, [[8, 9, 2, 3]]))
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=96)
+        worker = Worker(library_of(library), Failures(), block_tokens=96)
         self.assertRaisesRegex(Unsupported, "blocks of 96", worker.register, on_gpu(caches), engine(caches))
 
     def test_a_worker_counts_in_the_blocks_that_its_layers_have(self):
@@ -268,8 +273,7 @@ class KvLayoutTest(unittest.TestCase):
         )
         spec = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
         groups = types.SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(list(caches), spec)])
-        opened = types.SimpleNamespace(cg=library, rank=RANK, profile="", root="/store")
-        with unittest.mock.patch("cachegen.vllm.connector.Library", return_value=opened):
+        with unittest.mock.patch("cachegen.vllm.connector.Library", return_value=library_of(library)):
             made = CachegenConnector(config, KVConnectorRole.WORKER, groups)
         made.register_kv_caches(on_gpu(caches))
         made.worker._steps = HostSteps()
@@ -279,14 +283,14 @@ class KvLayoutTest(unittest.TestCase):
     def test_without_a_gpu_the_worker_says_why(self):
         library = Recorder()
         library.gpu_reason = b"no CUDA-capable device"
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)
+        worker = Worker(library_of(library), Failures(), block_tokens=16)
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         self.assertRaisesRegex(Unsupported, "no CUDA-capable", worker.register, on_gpu(caches), engine(caches))
 
     def test_of_a_release_that_is_not_known_saves_hold_the_stream_at_once(self):
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         for unknown in (None, "vLLM 1.0"):
-            worker = Worker(types.SimpleNamespace(cg=Recorder(), rank=RANK, profile=""), Failures(), block_tokens=16)
+            worker = Worker(library_of(Recorder()), Failures(), block_tokens=16)
             with unittest.mock.patch("cachegen.vllm.worker.refusal", lambda why=unknown: why):
                 worker.register(on_gpu(caches), engine(caches))
             self.assertEqual(worker._holds_later, unknown is None)
@@ -295,17 +299,17 @@ class KvLayoutTest(unittest.TestCase):
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         own = type("CachegenConnector", (), {"__module__": "cachegen.vllm"})
         for group, is_alone in ((own(), True), (object(), False)):  # as MultiConnector, which has it as one of several
-            worker = Worker(types.SimpleNamespace(cg=Recorder(), rank=RANK, profile=""), Failures(), block_tokens=16)
+            worker = Worker(library_of(Recorder()), Failures(), block_tokens=16)
             with unittest.mock.patch("vllm.distributed.kv_transfer.kv_transfer_state._KV_CONNECTOR_AGENT", group):
                 worker.register(on_gpu(caches), engine(caches))
             self.assertEqual(worker._holds_later, is_alone)
 
     def test_a_gpu_that_is_off_is_told_once_and_for_good(self):
         library = Recorder()
-        worker = Worker(types.SimpleNamespace(cg=library, rank=RANK, profile=""), Failures(), block_tokens=16)
+        worker = Worker(library_of(library), Failures(), block_tokens=16)
         _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
         worker.register(on_gpu(caches), engine(caches))
-        self.assertEqual(worker.take_report(), WorkerReport(profiles={""}))
+        self.assertEqual(worker.take_report(), WorkerReport(fingerprints={"f"}, profiles={""}))
         self.assertIsNone(worker.take_report())
         library.gpu_reason = b"an illegal memory access"
         with self.assertLogs("vllm.cachegen", "WARNING") as log:
@@ -333,7 +337,7 @@ class KvLayoutTest(unittest.TestCase):
     def test_a_worker_s_steps_tell_the_library_how_fast_prefills_are(self):
         told = []
         cg = types.SimpleNamespace(report_prefill=lambda *prefill: told.append(prefill))
-        worker = Worker(types.SimpleNamespace(cg=cg, rank=RANK, profile=""), Failures(), block_tokens=16)
+        worker = Worker(library_of(cg), Failures(), block_tokens=16)
         worker.submit(Metadata(prefill_tokens=64, prefill_pairs=2048))
         worker.start_saves(Metadata(prefill_tokens=64, prefill_pairs=2048))
         self.assertEqual([prefill[:2] for prefill in told], [(64, 2048)])

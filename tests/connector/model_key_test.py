@@ -58,6 +58,15 @@ LONGROPE = {
 }  # fmt: skip
 
 
+class BailingMoeConfig(transformers.PretrainedConfig):
+    """The model's own code has it."""
+
+    model_type = "bailing_moe"
+
+
+transformers.AutoConfig.register("bailing_moe", BailingMoeConfig)
+
+
 class ModelKeyTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -212,6 +221,51 @@ class ModelKeyTest(unittest.TestCase):
                     self.assertEqual(self.key(path, max_model_len=length), model_fingerprint(path))
                     found = deviations(self.engine(path, function=disable, max_model_len=length), torch.bfloat16)
                     self.assertEqual(found == {}, is_same and length == 128, found)
+
+    def test_what_vllm_s_code_of_a_model_writes_while_it_builds_it_is_no_deviation(self):
+        """With tensor parallelism the scheduler's configuration is not written to: both must have one fingerprint."""
+
+        def write_max_model_len(config):  # minimax_m2.py
+            config.max_model_len = 512
+
+        def write_falcon(config):
+            config.num_ln_in_parallel_attn = 2
+
+        def write_bailing(config):
+            config.rope_parameters["partial_rotary_factor"] = 1.0
+
+        def write_llava(config):
+            config.text_config.architectures = ["MistralForCausalLM"]
+
+        images = dict(text_config={"model_type": "mistral"}, vision_config={"model_type": "clip_vision_model"})
+        for kind, write, fields in (
+            ("minimax_m2", write_max_model_len, {}),
+            ("falcon", write_falcon, {"new_decoder_architecture": True}),
+            ("bailing_moe", write_bailing, {}),
+            ("llava", write_llava, images),
+        ):
+            with self.subTest(kind):
+                path = self.directory(kind, model_type=kind, **fields)
+                engine = self.engine(path)
+                self.assertEqual(deviations(engine, torch.bfloat16), {})
+                before = json.dumps(engine.model_config.hf_config.to_dict(), default=str)
+                write(engine.model_config.hf_config)
+                self.assertNotEqual(json.dumps(engine.model_config.hf_config.to_dict(), default=str), before)
+                self.assertEqual(deviations(engine, torch.bfloat16), {})
+
+    def test_the_same_by_somebody_else_is_one(self):
+        for kind, overrides in (
+            ("llama", {"max_model_len": 512}),
+            ("falcon", {"num_ln_in_parallel_attn": 2}),  # of the old architecture
+            ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+            ("bailing_moe", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+        ):
+            with self.subTest(kind, **overrides):
+                path = self.directory(kind, model_type=kind)
+                self.assertIn("config", deviations(self.engine(path, overrides=overrides), torch.bfloat16))
+        path = self.directory("minimax_m2", model_type="minimax_m2")
+        long = self.engine(path, overrides={"max_model_len": 513}, max_model_len=513)
+        self.assertEqual(deviations(long, torch.bfloat16), {"config": {"max_model_len": 513}})
 
     def test_kinds_of_rope_that_nobody_knows_may_depend_on_the_models_length(self):
         path = self.directory("unknown", rope_parameters={"rope_type": "openpangu", "rope_theta": 1e4})

@@ -20,7 +20,7 @@ from cachegen.vllm.lookups import LOOKUPS
 from cachegen.vllm.messages import Metadata
 from cachegen.vllm.metrics import UP, Increments, LoggedStats, PromMetrics
 from cachegen.vllm.model_key import OTHER, UNCHECKED
-from cachegen.vllm.scheduler import NO_MATCH, OTHER_PROFILE, Scheduler
+from cachegen.vllm.scheduler import NO_MATCH, OTHER_MODEL, OTHER_PROFILE, Scheduler
 from cachegen.vllm.versions import HIT_SOURCE
 from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 
@@ -29,7 +29,7 @@ from cachegen.vllm.worker import GPU, LOADS, SAVES, Worker
 DOWN = {
     "unsupported": Unsupported, "configuration": abi.CachegenError, "library": abi.LibraryError, "model files": OSError,
 }  # fmt: skip
-FAILING = (GPU, OTHER_PROFILE, LOOKUPS, LOADS, SAVES)  # the same, of outages: the first one under way
+FAILING = (GPU, OTHER_MODEL, OTHER_PROFILE, LOOKUPS, LOADS, SAVES)  # the same, of outages: the first one under way
 REASONS = (UP, *DOWN, "error", UNCHECKED, OTHER, *FAILING)
 
 

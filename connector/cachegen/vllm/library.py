@@ -121,7 +121,7 @@ class Library:
         stored = info.model_fingerprint_hex.decode()
         if stored != fingerprint:
             raise Unsupported(f"the store's model {info.model.decode()} is {stored}, the engine's is {fingerprint}")
-        self.chunk_tokens = info.chunk_tokens
+        self.fingerprint, self.chunk_tokens = fingerprint, info.chunk_tokens
         self.profile = info.profile_fingerprint_hex.decode()
         # Where nothing better is stored, nothing better can be loaded instead.
         self.keep_level = max(self.keep_level, (info.store_levels & -info.store_levels).bit_length() - 1)

@@ -102,7 +102,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadReport] = field(default_factory=dict)
     prefills: list[tuple[int, int, int]] = field(default_factory=list)  # (n_tokens, n_pairs, duration_ns)
     is_off: bool = False  # nothing can be loaded or saved any more
-    profiles: set[str] = field(default_factory=set)  # that workers have opened, as 32 hex digits; "": none. Told once
+    # Of the model and of the profile ("": none) that workers have opened, as 32 hex digits. Told once.
+    fingerprints: set[str] = field(default_factory=set)
+    profiles: set[str] = field(default_factory=set)
     adapters: dict[int, dict] = field(default_factory=dict)  # number -> rank (None: disabled) -> identity, or None
     # Of adapters that vLLM has read: (number, name, identity, or None: not known yet), and later (name, identity, or
     # None: it cannot be told) of those that were not known yet.
@@ -115,6 +117,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             self.loads[req_id] = load if known is None else known.joined(load)
         self.prefills += other.prefills
         self.is_off |= other.is_off
+        self.fingerprints |= other.fingerprints
         self.profiles |= other.profiles
         self.taken += other.taken
         self.told += other.told

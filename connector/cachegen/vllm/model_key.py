@@ -8,8 +8,8 @@ against the one that vLLM reads from the model's own directory. In the fingerpri
    (cachegen/fingerprint.py): that is in both of the configurations that are compared; of large weights samples, but
    where the store's model.json has a digest of all, WeightsCheck compares that, too;
  - each entry of the resolved configuration (hf_config) that is not as in the files, whoever changed it: hf_overrides,
-   also a function, hf_config_path, another revision, a patch of vLLM's; but for a window that was taken away
-   (--disable-sliding-window) and is as long as any prompt may be;
+   also a function, hf_config_path, another revision, a patch of vLLM's; but for what _as_built() knows, and a window
+   that was taken away (--disable-sliding-window) and is as long as any prompt may be;
  - LongRoPE's factors, where max_model_len makes vLLM take others than it takes by itself; max_model_len, for kinds of
    RoPE of which nobody knows whether they depend on it: all but ROPE_BY_CONFIG;
  - quantization that the files don't have, and how it is done (quantization_config); the type that the model computes in
@@ -135,9 +135,30 @@ def _said(model_config):
     return config.to_dict()
 
 
+def _as_built(config, max_model_len):
+    """A configuration with what vLLM's code of some models writes into it while it builds them, which says nothing new.
+    With tensor parallelism only workers see that: the scheduler is in another process."""
+    kind, written = config.get("model_type"), {}
+    if kind == "minimax_m2":
+        # A longer one than the model's may count for RoPE.
+        if max_model_len <= config.get("max_position_embeddings", 0):
+            written["max_model_len"] = max_model_len
+    elif kind == "falcon":
+        if config.get("new_decoder_architecture") and config.get("num_ln_in_parallel_attn") is None:
+            written["num_ln_in_parallel_attn"] = 2
+    elif kind == "bailing_moe":
+        if isinstance(rope := config.get("rope_parameters"), dict):
+            written["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
+    elif kind == "mistral":  # inside of Pixtral
+        if config.get("architectures") is None:
+            written["architectures"] = ["MistralForCausalLM"]
+    return config | written
+
+
 def _changes(said, resolved, max_model_len):
-    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out, and a window
-    whose absence changes nothing."""
+    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out, a window whose
+    absence changes nothing, and what vLLM's code of the model writes."""
+    said, resolved = _as_built(said, max_model_len), _as_built(resolved, max_model_len)
     changed = {}
     for name in sorted((said.keys() | resolved.keys()) - IRRELEVANT):
         old, new = said.get(name), resolved.get(name)

@@ -39,7 +39,7 @@ from cachegen.vllm.shared_loads import SharedLoads
 
 NO_MATCH = (0, False)  # to vLLM: nothing to load
 ASK_AGAIN = (None, False)  # to vLLM: in the next step
-OTHER_PROFILE = "other profile"  # a kind of outage
+OTHER_MODEL, OTHER_PROFILE = "other model", "other profile"  # kinds of outages
 NOT_STORED = "this engine does not store the prompt to its end"
 ADAPTER_WAIT_S = 10  # for the worker to read an adapter; then its request is neither stored nor served
 RESET_TAG = b"\0cachegen-reset\0"  # then 16 random bytes: the root of all keys after a reset
@@ -300,14 +300,21 @@ class Scheduler:
         if report.is_off and not self._worker_is_off:
             self._worker_is_off = True
             logger.error("cachegen: a worker can neither load nor store: nothing is looked up or stored any more")
+        for other in report.fingerprints - {self.library.fingerprint} if report.fingerprints else ():
+            what = f"{self.library.fingerprint}, a worker's is {other}: vLLM changes this model's configuration there"
+            self._part(OTHER_MODEL, f"{what}; nothing is looked up or stored")
         for other in report.profiles - {self.library.profile} if report.profiles else ():
             what = f"{self.library.profile or 'none'}, a worker's is {other or 'none'}: profiles/default has changed"
-            self.outages.failed(OTHER_PROFILE, f"{what}; nothing is looked up or stored until the engine starts anew")
-            self._worker_is_off = True  # what it stores is not found, and what is found it cannot load
+            self._part(OTHER_PROFILE, f"{what}; nothing is looked up or stored until the engine starts anew")
         self._take_taken(report.taken)
         for name, identity in report.told:
             self._adapters.note_told(name, identity)
         self._adapters.take_answers(report.adapters)
+
+    def _part(self, kind, what):
+        """From a worker that makes other keys: what it stores is not found, and what is found it cannot load."""
+        self.outages.failed(kind, what)
+        self._worker_is_off = True
 
     def _take_taken(self, taken):
         """Adapters that vLLM has read: what was to run with another content of theirs may have run with this one."""

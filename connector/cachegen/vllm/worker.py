@@ -124,6 +124,7 @@ class Worker:
             if self._on_gpu and (reason := self._gpu_reason()):
                 raise Unsupported(f"KV cache on a GPU: {reason}") from e
             raise
+        self._report.fingerprints.add(self.library.fingerprint)
         self._report.profiles.add(self.library.profile)
         if self._on_gpu:
             self._steps = GpuSteps(layout["device"])
