@@ -5,6 +5,7 @@ usage: model_key_test.py
 
 import json
 import os
+import struct
 import sys
 import tempfile
 import threading
@@ -17,12 +18,13 @@ sys.path.insert(0, os.path.join(ROOT, "connector"))
 try:
     import torch
     import transformers
-    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.config.load import LoadConfig
     from vllm.config.multimodal import MultiModalConfig
     from vllm.config.quantization import QuantizationConfigArgs
     from vllm.config.speculative import SpeculativeConfig
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT, get_rope, phi3_long_rope_scaled_rope
+    from vllm.model_executor.models.config import GptOssForCausalLMConfig
     from vllm.transformers_utils.config import get_config, patch_legacy_rope_type
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
@@ -252,6 +254,30 @@ class ModelKeyTest(unittest.TestCase):
                 write(engine.model_config.hf_config)
                 self.assertNotEqual(json.dumps(engine.model_config.hf_config.to_dict(), default=str), before)
                 self.assertEqual(deviations(engine, torch.bfloat16), {})
+
+    def test_what_vllm_s_start_writes_is_no_deviation(self):
+        path = self.directory(tie_word_embeddings=True, sliding_window=0)
+        header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [128, 64], "data_offsets": [0, 16384]}})
+        with open(os.path.join(path, "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header.encode() + bytes(16384))
+        made = ModelConfig(model=path, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64)
+        engine = VllmConfig(model_config=made)
+        self.assertEqual((made.hf_config.tie_word_embeddings, made.hf_config.sliding_window), (False, None))
+        self.assertEqual(deviations(engine, torch.bfloat16), {})
+
+    def test_so_is_another_name_of_how_the_files_quantize(self):
+        def rename(config):
+            GptOssForCausalLMConfig.verify_and_update_model_config(
+                types.SimpleNamespace(hf_config=config, hf_text_config=config)
+            )
+            return config
+
+        quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+        path = self.directory(architectures=["GptOssForCausalLM"], model_type="gpt_oss", quantization_config=quantized)
+        for fields in ({}, {"function": rename}):
+            engine = self.engine(path, quantization="gpt_oss_mxfp4", **fields)
+            self.assertNotIn("config", deviations(engine, torch.bfloat16))
+        self.assertEqual(engine.model_config.hf_config.quantization_config["quant_method"], "gpt_oss_mxfp4")
 
     def test_the_same_by_somebody_else_is_one(self):
         for kind, overrides in (

@@ -43,6 +43,9 @@ FP8_DTYPES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 # media_io_kwargs are in the image's hash.
 IMAGE_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "video_pruning_rate")
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+# Of a configuration, beside IRRELEVANT, which is in all fingerprints. vLLM takes it back where the weights have an
+# lm_head, and these are in the fingerprint.
+SAYS_NOTHING = {"tie_word_embeddings"}
 _ABSENT = "(absent)"
 UNCHECKED, OTHER = "unchecked weights", "other weights"  # why the store is not used
 
@@ -136,8 +139,8 @@ def _said(model_config):
 
 
 def _as_built(config, max_model_len):
-    """A configuration with what vLLM's code of some models writes into it while it builds them, which says nothing new.
-    With tensor parallelism only workers see that: the scheduler is in another process."""
+    """A configuration with what vLLM writes into those of some models, which says nothing new. Most is written while a
+    model is built: with tensor parallelism only workers see that, as the scheduler is in another process."""
     kind, written = config.get("model_type"), {}
     if kind == "minimax_m2":
         # A longer one than the model's may count for RoPE.
@@ -149,6 +152,10 @@ def _as_built(config, max_model_len):
     elif kind == "bailing_moe":
         if isinstance(rope := config.get("rope_parameters"), dict):
             written["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
+    elif kind == "gpt_oss":
+        quantization = config.get("quantization_config")
+        if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
+            written["quantization_config"] = quantization | {"quant_method": "gpt_oss_mxfp4"}
     elif kind == "mistral":  # inside of Pixtral
         if config.get("architectures") is None:
             written["architectures"] = ["MistralForCausalLM"]
@@ -156,11 +163,11 @@ def _as_built(config, max_model_len):
 
 
 def _changes(said, resolved, max_model_len):
-    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT is left out, a window whose
-    absence changes nothing, and what vLLM's code of the model writes."""
+    """The entries of resolved that said has not, also inside of entries; what is IRRELEVANT or SAYS_NOTHING is left
+    out, a window whose absence changes nothing, and what vLLM writes by itself."""
     said, resolved = _as_built(said, max_model_len), _as_built(resolved, max_model_len)
     changed = {}
-    for name in sorted((said.keys() | resolved.keys()) - IRRELEVANT):
+    for name in sorted((said.keys() | resolved.keys()) - IRRELEVANT - SAYS_NOTHING):
         old, new = said.get(name), resolved.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             if inner := _changes(old, new, max_model_len):
@@ -173,10 +180,10 @@ def _changes(said, resolved, max_model_len):
 
 
 def _sees_all(said, max_model_len):
-    """Whether the window that a configuration has is as long as any prompt, and nothing else hangs on it: where it
-    names kinds of layers, a model may rotate K only where it has a window (EXAONE 4)."""
+    """Whether the window that a configuration has is as long as any prompt (0: none), and nothing else hangs on it:
+    where it names kinds of layers, a model may rotate K only where it has a window (EXAONE 4)."""
     window = said.get("sliding_window")
-    return isinstance(window, int) and window >= max_model_len and not said.get("layer_types")
+    return isinstance(window, int) and (window == 0 or window >= max_model_len) and not said.get("layer_types")
 
 
 def _rope_kinds(config):
