@@ -9,6 +9,7 @@ from .kv_model import Context
 from .profile_file import BLOCK_TOKENS
 
 CONTINUATION = 256  # tokens after a context
+LEAST_TOKENS = 64  # of a context, where the model's length bounds it
 
 
 def tokenize(tokenizer, text):
@@ -19,6 +20,18 @@ def tokenize(tokenizer, text):
     own, whole = (ids("a", add_special_tokens=special) for special in (False, True))
     before = [n for n in range(len(whole) - len(own) + 1) if torch.equal(whole[n : n + len(own)], own)]
     return whole[: before[0] if before else 0], ids(text, add_special_tokens=False)
+
+
+def context_tokens(n_tokens, longest_prompt):
+    """Tokens of a context: n_tokens, or fewer, so that with its continuation it is no longer than a model's
+    longest_prompt: beyond, K and V are none that an engine has. ValueError: that leaves too few."""
+    if n_tokens + CONTINUATION <= longest_prompt:
+        return n_tokens
+    n_tokens = (longest_prompt - CONTINUATION) // BLOCK_TOKENS * BLOCK_TOKENS
+    if n_tokens < LEAST_TOKENS:
+        raise ValueError(f"its prompts have {longest_prompt} tokens at most: too few for a context of {LEAST_TOKENS} "
+                         f"and the {CONTINUATION} that follow it")  # fmt: skip
+    return n_tokens
 
 
 def windows(name, ids, n_tokens, first=()):

@@ -8,7 +8,6 @@ DynamicCache is made without the configuration, with which it would cut these la
 """
 
 import contextlib
-import math
 from dataclasses import dataclass, replace
 from inspect import signature
 
@@ -16,7 +15,7 @@ import torch
 
 from . import Unsupported
 from .compute_type import dtype_name, faster_dtype
-from .rope import Rope, fix_rope, rope_deviations, rope_of, text_config
+from .rope import Rope, fix_rope, longest_prompt, rope_deviations, rope_of, text_config
 
 REFERENCE_TOKENS = 3072  # Fisher information is scaled to a context of this length
 _FIRST_QUERIES = 64  # are left out of their mean: those tokens have little to attend to
@@ -142,6 +141,7 @@ class KvModel:
         config = text_config(whole_config)
         _refuse_by_config(config)
         self.rope_deviations = rope_deviations(config, max_model_len)
+        self.longest_prompt = longest_prompt(config)
         fix_rope(config, max_model_len)
         heads = config.num_attention_heads
         self.n_layers = config.num_hidden_layers
@@ -150,7 +150,7 @@ class KvModel:
             self.n_kv_heads = 1
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.rope: Rope = rope_of(config, self.head_dim)
-        self.most_tokens = max_model_len or getattr(config, "max_position_embeddings", None) or math.inf  # of a prompt
+        self.most_tokens = max_model_len or self.longest_prompt  # of an engine's prompt
         dtype = dtype or getattr(config, "dtype", None) or torch.bfloat16
         self.device, self.dtype, self.new_cache = torch.device(device), dtype, DynamicCache
         self.compute_dtype = compute_dtype or faster_dtype(dtype, config, device)

@@ -17,7 +17,7 @@ import numpy as np
 from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .compute_type import DTYPES, dtype_name
-from .contexts import Caches, pick, tokenize, windows
+from .contexts import Caches, context_tokens, pick, tokenize, windows
 from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel, ModelError
@@ -186,7 +186,8 @@ def parse_arguments(arguments):
     add("--preset", choices=("klt", "paper"), default="klt", help="of the codec (default %(default)s)")
     add("--no-default", action="store_true", help="the store goes on with the profile that it has")
     add("--held-out", nargs="+", metavar="FILE", help="text for the report (default: the last part of each text)")
-    add("--tokens", type=int, default=3072, help="tokens of a context (default %(default)s)")
+    add("--tokens", type=int, default=3072, help="tokens of a context; fewer where the model's prompts are shorter "
+        "(default %(default)s)")  # fmt: skip
     add("--report-contexts", type=count, default=9, help="held-out contexts measured, 0 for all (default %(default)s): "
         f"loads are planned by their KL, where {kl_curve.LEAST_HELD_OUT} or more have --tokens")  # fmt: skip
     add("--curve-contexts", type=count, default=kl_curve.N_CONTEXTS,
@@ -288,12 +289,15 @@ def run(options):
         os.listdir(options.model_dir)  # else transformers takes it for a name to download
         model = KvModel(options.model_dir, options.device, dtype, compute_dtype, options.max_model_len)
         fingerprint = model_fingerprint(options.model_dir, model.rope_deviations)
+        n_tokens = context_tokens(options.tokens, model.longest_prompt)
     with reading("profile", f"the tokenizer in {options.model_dir}", OF_MODELS):
         tokenizer = AutoTokenizer.from_pretrained(options.model_dir)
         if tokenizer("a").input_ids == tokenizer("b").input_ids:  # of some models one is made without any files
             raise ValueError("it makes the same of every text: its files (tokenizer.json) are missing")
     progress.start(f"a cache of {model.dtype_name}; the model computes in {dtype_name(model.compute_dtype)}")
-    contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, options.tokens, options.contexts)
+    if n_tokens < options.tokens:
+        progress.start(f"contexts of {n_tokens} tokens: prompts of the model have {model.longest_prompt} at most")
+    contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, n_tokens, options.contexts)
     held_out = pick(held_out, options.report_contexts)
     is_paper = options.preset == "paper"
     try:

@@ -108,6 +108,15 @@ def _original_length(config, found):
     return found.get(name) or getattr(config, name, None)
 
 
+def longest_prompt(config):
+    """Tokens of the longest prompt that vLLM takes for a model as its configuration is; inf: it does not say."""
+    rope = _parameters(config)[1]
+    factor = rope.get("factor") if _kind(rope) in ("linear", "dynamic") else None  # other kinds have counted it in
+    names = ("max_position_embeddings", "max_seq_len")  # the other one is MPT's
+    n_tokens = next((found for name in names if (found := getattr(config, name, None))), None)
+    return int(n_tokens * (factor or 1)) if n_tokens else math.inf
+
+
 def longrope_factors(config, max_model_len=None):
     """"long" or "short": which of LongRoPE's factors vLLM takes for a model of this length (None: for the length that
     it takes when it is not told one); None: no layer has LongRoPE."""

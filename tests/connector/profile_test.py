@@ -242,6 +242,29 @@ class ProfileTest(unittest.TestCase):
                 halves = [before + half.tolist() for half in (own[: size // 2], own[size // 2 : size])]
                 self.assertTrue(cut([short], None) == halves)
 
+    def test_no_context_is_longer_than_a_prompt_of_the_model(self):
+        gpt2 = dict(vocab_size=256, n_embd=128, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
+        mpt = dict(vocab_size=256, d_model=128, n_layers=3, n_heads=4)
+        linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+        llama = dict(num_key_value_heads=2, head_dim=64, max_position_embeddings=512)
+        for name, model_config, longest in (
+            ("learnt positions", transformers.GPT2Config(**gpt2, n_positions=340), 336),
+            ("alibi", transformers.MptConfig(**mpt, max_seq_len=400), 400),
+            ("rope", config("Llama", **llama), 512),
+            ("stretched rope", config("Llama", **llama, rope_parameters=linear), 1024),
+        ):
+            with self.subTest(name):
+                make_model(self.path("model"), model_config)
+                with mock.patch.object(profile, "make_and_measure", wraps=profile.make_and_measure) as make:
+                    self.profile("--dtype", "fp32", "--tokens", "3072")
+                sizes = {(context.n, len(context.ids)) for part in make.call_args.args[2:4] for context in part}
+                self.assertEqual(sizes, {(longest - CONTINUATION, longest)})
+        make_model(self.path("model"), transformers.GPT2Config(**gpt2, n_positions=300))
+        with contextlib.redirect_stderr(io.StringIO()) as stderr, self.assertRaises(SystemExit) as ended:
+            self.profile()
+        self.assertEqual(ended.exception.code, 2)
+        self.assertIn(f"profile: {self.path('model')}: its prompts have 300 tokens at most: too few", stderr.getvalue())
+
     def test_as_many_contexts_as_asked_for_make_the_curve(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         with mock.patch.object(profile.kl_curve, "measure", wraps=profile.kl_curve.measure) as measure:

@@ -40,7 +40,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from cachegen.command import Progress  # noqa: E402
 from cachegen.compute_type import dtype_name  # noqa: E402
-from cachegen.contexts import Caches, tokenize, windows  # noqa: E402
+from cachegen.contexts import Caches, context_tokens, tokenize, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.klt import Matrices  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
@@ -162,6 +162,7 @@ class Study:
     def __init__(self, model_dir, options, result, work):
         self.directory, self.options, self.result, self.work = model_dir, options, result, work
         self.model, self.fingerprint = KvModel(model_dir), model_fingerprint(model_dir)
+        self.n_tokens = context_tokens(options.tokens, self.model.longest_prompt)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
         self.name = os.path.basename(os.path.abspath(model_dir))
         shape = [self.model.n_layers, self.model.n_kv_heads, self.model.head_dim]
@@ -174,7 +175,7 @@ class Study:
 
     def contexts(self, name, text):
         first, ids = tokenize(self.tokenizer, text)
-        return windows(name, ids, self.options.tokens, first)[: self.options.contexts]
+        return windows(name, ids, self.n_tokens, first)[: self.options.contexts]
 
     def calibration(self):
         """{name of a text: its contexts}"""
@@ -190,7 +191,7 @@ class Study:
             out, options = os.path.join(self.work, preset), self.options
             command = [
                 sys.executable, "-m", "cachegen.profile", self.directory, "--texts", *options.calibration,
-                "--out", out, "--tokens", str(options.tokens), "--contexts", str(options.contexts),
+                "--out", out, "--tokens", str(self.n_tokens), "--contexts", str(options.contexts),
                 "--report-contexts", "1", *options.profile_options.split(),
             ]  # fmt: skip
             command += [] if preset == "klt" else ["--preset", preset]
@@ -328,7 +329,7 @@ class Study:
         return rows
 
     def tasks(self):
-        positions = self.model.model.config.get_text_config().max_position_embeddings
+        positions = self.model.longest_prompt
         for task in tasks.load_tasks(self.options.data, self.tokenizer):
             if task.name not in self.options.tasks or self.result.find("tasks", model=self.name, task=task.name):
                 continue
@@ -368,7 +369,8 @@ def parse_arguments(arguments):
     for name, choice in (("parts", PARTS), ("codecs", CODECS), ("levels", LEVELS), ("tasks", TASKS)):
         add(f"--{name}", type=one_of(choice), default=choice, help=f"default: {','.join(choice)}")
     add("--left-out", nargs="+", default=[], metavar="NAME", help="names of calibration texts (default: all)")
-    add("--tokens", type=int, default=3072, help="of a context (default %(default)s)")
+    add("--tokens", type=int, default=3072,
+        help="of a context; fewer where the model's prompts are shorter (default %(default)s)")  # fmt: skip
     add("--contexts", type=int, default=1, help="of each text (default %(default)s)")
     add("--cases", type=int, help="of each task (default: all)")
     add("--least-score", type=float, default=tasks.LEAST_SCORE,
