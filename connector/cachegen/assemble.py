@@ -11,6 +11,7 @@ from .profile_file import (
     BLOCK_TOKENS,
     JOINT,
     MAX_BITS,
+    MAX_BYTES,
     MAX_ELEMENT,
     N_LEVELS,
     UNIT_BITS,
@@ -33,6 +34,7 @@ SUM_MARGIN = 16  # between the largest sum of a decoder's integers in calibratio
 FRACTION_BITS = 4  # of what a joint matrix gives, in steps, at most
 GIVEN_MARGIN = 4  # between the largest shared component in calibration and what a decoder makes of it, 2^15
 EXACT_SQUARE = 300.0  # components above it are stored in EXACT_BITS and more, about
+PLANNED_SHARE = 0.98  # of MAX_BYTES: what a plan does not count is less than the rest
 _NEIGHBOURS = 9
 _BLOCK = 64  # columns between updates of the whole matrix
 
@@ -226,7 +228,9 @@ def _plan(shares, squares, errors, units, least, noise, n_shared, fraction_bits)
 
 
 def plan_columns(transform, statistics, budget_bytes):
-    """The Plan whose profile fits in budget_bytes: first components get fewer bits, then more are cut."""
+    """The Plan whose profile fits in budget_bytes and in MAX_BYTES: first components get fewer bits, then more are
+    cut."""
+    budget_bytes = min(budget_bytes, PLANNED_SHARE * MAX_BYTES)
     shares = {
         (level, *gm): _nonzero_share(h) for level in range(N_LEVELS) for gm, h in statistics.histograms[level].items()
     }  # fmt: skip

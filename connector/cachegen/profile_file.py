@@ -14,6 +14,7 @@ from .xxh3 import xxh3_64, xxh3_128
 MAGIC = b"CGPF\r\n\x1a\n"
 VERSIONS = (1, 2, 3, 4)  # that are read; 4 is written with a step for each block, else 3 with a joint matrix, else 2
 HEADER_BYTES = 80
+MAX_BYTES = 1 << 30  # of a file; readers refuse larger ones
 N_LEVELS = 3  # the lossy ones
 BLOCK_TOKENS = 8  # of the DCT
 SCALE = 1 << 14  # frequencies of a class sum to it

@@ -36,7 +36,7 @@ from .make_profile import (
     count_symbols,
     join_groups,
 )
-from .profile_file import DTYPES, N_LEVELS
+from .profile_file import DTYPES, MAX_BYTES, N_LEVELS
 from .quality import Coder
 from .rope import Rope, fix_rope, rope_from_json, rope_of, text_config
 from .sinks import DEFAULT_SINKS, MOST_SINKS
@@ -317,6 +317,8 @@ def run(options):
     """Makes the profile; a report as a dict."""
     if not options.cgtool:
         raise SystemExit("self_profile: no cgtool on PATH: give --cgtool")
+    if options.max_mib * 2**20 > MAX_BYTES:
+        raise SystemExit(f"self_profile: --max-mib must be {MAX_BYTES >> 20} at most, not {options.max_mib:g}")
     if not 0.01 <= options.bits <= 8:
         raise SystemExit(f"self_profile: --bits must be from 0.01 to 8, not {options.bits}")
     try:

@@ -10,6 +10,8 @@ import json
 import os
 import tempfile
 
+from .profile_file import MAX_BYTES
+
 
 def write_atomically(path, data):
     """In a folder that is there."""
@@ -55,7 +57,10 @@ def _described(folder):
 def write_store(out, model, fingerprint, profile, data, make_default=True, described=None, curve=None, digest=None):
     """out: the model's folder, which is there. described: what model.json says already, which stays. curve: of the
     profile's quality, as kl_curve.fit() has it; those of the store's other profiles stay. digest: weights_digest() of
-    the model, where engines are to compare all of their weights; one that is there for the same fingerprint stays."""
+    the model, where engines are to compare all of their weights; one that is there for the same fingerprint stays.
+    ValueError: data is more than engines open, and nothing is written."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a profile of {len(data)} bytes is none that engines read: they read {MAX_BYTES} at most")
     name, there = profile.fingerprint.hex(), _described(out)
     curves = there.get("quality")
     curves = {**(curves if isinstance(curves, dict) else {}), **({name: curve} if curve else {})}

@@ -714,6 +714,14 @@ class ProfileTest(unittest.TestCase):
                 report, _ = self.profile("--prefer", prefer, "--sinks", "2")
             self.assertAlmostEqual(budgets[-1] * report["profile_share"] / report["profile_bytes"], share)
 
+    def test_a_profile_stays_below_what_engines_read(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        most = self.profile()[0]["profile_bytes"] * 9 // 10
+        with mock.patch("cachegen.assemble.MAX_BYTES", most), mock.patch("cachegen.store_files.MAX_BYTES", most):
+            path = self.profile()[1]
+        self.assertLessEqual(os.path.getsize(path), most)
+        run_cgtool("verify", path)
+
     def test_damaged_profiles_are_refused(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         with open(self.profile()[1], "rb") as file:

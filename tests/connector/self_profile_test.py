@@ -13,6 +13,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 import profile_test as tiny  # skips without torch and transformers
 import torch
@@ -118,6 +119,15 @@ class StoreTest(unittest.TestCase):
         with self.assertRaises(FileNotFoundError):
             write_store(self.store, model, FINGERPRINT, profile, b"profile")
         self.assertFalse(os.path.exists(self.store))
+
+    def test_a_profile_that_engines_do_not_read_is_not_written(self):
+        geometry = self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT)
+        model, profile = self_profile.StoredModel(geometry, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
+        with mock.patch("cachegen.store_files.MAX_BYTES", 6), self.assertRaisesRegex(ValueError, "7 bytes .* 6 at"):
+            write_store(self.store, model, FINGERPRINT, profile, b"profile")
+        self.assertEqual(os.listdir(self.store), [])
+        self.put("one", 1)
+        self.refuse("--max-mib must be 1024 at most, not 1025", "--max-mib", "1025")
 
     def test_k_that_is_rotated_otherwise_is_refused(self):
         torch.manual_seed(1)
