@@ -51,7 +51,8 @@ def _refuse_by_config(config):
         raise Unsupported("an encoder-decoder model")
     if getattr(config, "kv_lora_rank", None):
         raise Unsupported("multi-head latent attention (MLA)")
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "attention", "sliding_attention"}
+    layer_types = getattr(config, "layer_types", None) or []
+    kinds = set(layer_types) - {"full_attention", "attention", "sliding_attention"}
     if kinds:
         raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
     if getattr(config, "new_decoder_architecture", False) and config.num_kv_heads != config.num_attention_heads:
@@ -61,6 +62,8 @@ def _refuse_by_config(config):
             getattr(config, name, None)
         except RuntimeError as e:  # of Gemma 4's configuration, which has one for each layer
             raise Unsupported(f"layers that differ in {name}") from e
+    if layer_types:  # all attention: the rest of a configuration is no layer's, as in Granite 4.0's dense models
+        return
     for name in ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period"):
         if getattr(config, name, None):
             raise Unsupported(f"a hybrid model ({name} in its configuration)")

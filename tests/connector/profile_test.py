@@ -63,6 +63,11 @@ LONGROPE = dict(
                      "long_factor": [1.0 + i / 8 for i in range(32)]},
 )  # fmt: skip
 
+GRANITE = dict(
+    kind="GraniteMoeHybrid", num_key_value_heads=2, num_local_experts=0, shared_intermediate_size=128, mamba_n_heads=8,
+    position_embedding_type="rope", pad_token_id=None,
+)  # fmt: skip
+
 
 def config(kind, **changes):
     return getattr(transformers, kind + "Config")(**{**SMALL, **changes})
@@ -94,6 +99,7 @@ CODED = {
         "Afmoe", num_key_value_heads=2, head_dim=32, sliding_window=40, num_dense_layers=1, num_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=64, pad_token_id=None,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+    "GraniteMoeHybrid, attention in all layers": lambda: config(**GRANITE, layer_types=["attention"] * 3),
     "Falcon, alibi": lambda: config("Falcon", multi_query=False, alibi=True),
     "GptOss, attention with sinks": lambda: config(
         "GptOss", num_key_value_heads=2, head_dim=64, num_local_experts=4, num_experts_per_tok=2, pad_token_id=None,
@@ -112,6 +118,8 @@ REFUSED = {
         vocab_size=256, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128,
         is_decoder=True),
     "once a query head": lambda: config("Falcon", num_kv_heads=2, new_decoder_architecture=True),
+    "layers of the kind .*(mamba|linear_attention)": lambda: config(
+        **GRANITE, layer_types=["attention", "mamba", "attention"]),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
     "layers that differ in head_dim": lambda: config(
         "Gemma4Text", num_key_value_heads=2, head_dim=32, global_head_dim=64, pad_token_id=None,
