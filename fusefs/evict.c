@@ -38,7 +38,8 @@ static const uint64_t STEP_IS_DONE = UINT64_MAX;
 typedef struct remains {
     uint64_t bytes; /* on disk */
     uint32_t chunk;
-    uint8_t finest; /* NONE: the file is gone */
+    uint8_t finest;   /* NONE: the file is gone */
+    bool is_outdated; /* its chunk was used at another profile since */
 } remains;
 
 /* The files of one key, which are neighbours in the order by key. */
@@ -120,6 +121,39 @@ static int64_t used_at(const cg_object_file *file, int64_t now_s)
     return changed_at_s < now_s ? changed_at_s : now_s;
 }
 
+/* After it was written. */
+static bool was_used(const cg_object_file *file, int64_t used_at_s)
+{
+    return used_at_s - file->modified_ns / 1000000000 >= CHECK_SECONDS;
+}
+
+static bool is_same_profile(const cg_object_file *a, const cg_object_file *b)
+{
+    return memcmp(&a->profile, &b->profile, sizeof a->profile) == 0;
+}
+
+/* Nobody reads two profiles of a chunk: after a new one was made, what was saved at the old one is
+ * as old as its own last use. L0 is of no profile. */
+static void find_outdated(chooser *c, const chunk *of)
+{
+    const cg_object_file *files = c->survey->files, *last = NULL;
+    const uint32_t *numbers = &c->by_key[of->first];
+    int64_t last_use_s = 0;
+    for (uint32_t i = 0; i < of->n_files; i++) {
+        const cg_object_file *file = &files[numbers[i]];
+        const int64_t used_at_s = used_at(file, c->policy->now_s);
+        if (file->finest != CG_L0 && (last == NULL || last_use_s < used_at_s)) {
+            last = file;
+            last_use_s = used_at_s;
+        }
+    }
+    for (uint32_t i = 0; i < of->n_files; i++) {
+        const cg_object_file *file = &files[numbers[i]];
+        c->left[numbers[i]].is_outdated = file->finest != CG_L0 && !is_same_profile(file, last) &&
+                                          used_at(file, c->policy->now_s) < last_use_s;
+    }
+}
+
 static void group_files(chooser *c)
 {
     const uint32_t n = (uint32_t)c->survey->n_files;
@@ -131,9 +165,11 @@ static void group_files(chooser *c)
         last->n_files++;
         const int64_t used_at_s = used_at(file, c->policy->now_s);
         last->used_at_s = used_at_s > last->used_at_s ? used_at_s : last->used_at_s;
-        last->was_used |= used_at_s - file->modified_ns / 1000000000 >= CHECK_SECONDS;
-        c->left[c->by_key[i]] = (remains){file->used_bytes, c->n_chunks - 1, file->finest};
+        last->was_used |= was_used(file, used_at_s);
+        c->left[c->by_key[i]] = (remains){file->used_bytes, c->n_chunks - 1, file->finest, false};
     }
+    for (uint32_t i = 0; i < c->n_chunks; i++)
+        find_outdated(c, &c->chunks[i]);
 }
 
 static int last_first(const void *a, const void *b, void *user)
@@ -185,6 +221,39 @@ static uint8_t coarser_than(uint8_t level, uint8_t levels)
     return finest_of(levels & (uint8_t) ~((2u << level) - 1));
 }
 
+/* The levels that the file has names for, if it ends at this one. */
+static uint8_t levels_from(const chooser *c, uint32_t file, uint8_t finest)
+{
+    return c->survey->files[file].levels & (uint8_t)(UINT8_MAX << finest);
+}
+
+/* What other files of the chunk have at the file's profile. L0 is as good as any profile's. */
+static uint8_t levels_of_others(const chooser *c, uint32_t file)
+{
+    const cg_object_file *files = c->survey->files;
+    const chunk *of = &c->chunks[c->left[file].chunk];
+    uint8_t levels = 0;
+    for (uint32_t i = of->first; i < of->first + of->n_files; i++) {
+        const uint32_t other = c->by_key[i];
+        if (other != file &&
+            (files[file].finest == CG_L0 || is_same_profile(&files[other], &files[file])))
+            levels |= levels_from(c, other, c->left[other].finest);
+    }
+    return levels;
+}
+
+/* By how much the chunk is worth less when the file ends at level `next`. Levels finer than those
+ * that go do not count: they are larger, and go before them. */
+static double lost_quality(const chooser *c, uint32_t file, uint8_t next)
+{
+    const uint8_t stay = levels_of_others(c, file) | levels_from(c, file, next);
+    const uint8_t lost = levels_from(c, file, c->left[file].finest) & (uint8_t)~stay;
+    if (lost == 0)
+        return 0;
+    const uint8_t before = finest_of(lost);
+    return QUALITY[before] - QUALITY[coarser_than(before, stay)];
+}
+
 static uint64_t in_blocks(uint64_t bytes)
 {
     return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
@@ -215,6 +284,24 @@ static uint8_t next_level(const chooser *c, uint32_t file)
     return next;
 }
 
+/* When it was used for the last time, or a chunk that goes on from it. */
+static int64_t last_use(const chooser *c, uint32_t file)
+{
+    const remains *left = &c->left[file];
+    return left->is_outdated ? used_at(&c->survey->files[file], c->policy->now_s)
+                             : c->chunks[left->chunk].used_at_s;
+}
+
+static double heat_of(const chooser *c, uint32_t file)
+{
+    const remains *left = &c->left[file];
+    const int64_t used_at_s = last_use(c, file);
+    const double age_s = (double)(c->policy->now_s - used_at_s);
+    const bool is_used = left->is_outdated ? was_used(&c->survey->files[file], used_at_s)
+                                           : c->chunks[left->chunk].was_used;
+    return (is_used ? USED_BEFORE : 1) / (YOUNG_S + (age_s > 0 ? age_s : 0));
+}
+
 /* What the file's next step costs a byte that it frees; below 0: it frees nothing, or is not to be
  * done now. */
 static double step_cost(const chooser *c, uint32_t file)
@@ -224,18 +311,13 @@ static double step_cost(const chooser *c, uint32_t file)
     const chunk *of = &c->chunks[left->chunk];
     if (left->finest == NONE || f->n_names_elsewhere > 0)
         return -1;
-    const uint8_t next = next_level(c, file), others = finest_without(c, of, file);
-    /* What the chunk has with this file as it is, and after the step: its other files count,
-     * too. */
-    const uint8_t before = left->finest < others ? left->finest : others,
-                  after = next < others ? next : others;
+    const uint8_t next = next_level(c, file);
     const uint64_t bytes_after = bytes_at(c, file, next);
-    if ((after == NONE && of->n_children > 0) || bytes_after >= left->bytes)
+    const bool is_last = next == NONE && finest_without(c, of, file) == NONE;
+    if ((is_last && of->n_children > 0) || bytes_after >= left->bytes)
         return -1;
-    const double age_s = (double)(c->policy->now_s - of->used_at_s);
-    const double heat = (of->was_used ? USED_BEFORE : 1) / (YOUNG_S + (age_s > 0 ? age_s : 0));
     const double recompute = f->n_tokens * (1 + f->first_position / ATTENTION_TOKENS);
-    return heat * recompute * (QUALITY[before] - QUALITY[after]) /
+    return heat_of(c, file) * recompute * lost_quality(c, file, next) /
            (double)(left->bytes - bytes_after);
 }
 
@@ -287,7 +369,8 @@ static void take_step(chooser *c, uint32_t file, uint8_t next, cg_eviction *step
     const uint64_t bytes_after = bytes_at(c, file, next);
     *step_out = (cg_eviction){left->bytes - bytes_after, file, next, left->chunk,
                               c->chunks[left->chunk].parent};
-    *left = (remains){bytes_after, left->chunk, next};
+    left->bytes = bytes_after;
+    left->finest = next;
 }
 
 /* The finest level that a chunk of this age may have. */
@@ -304,8 +387,7 @@ static uint8_t finest_allowed(const cg_evict_policy *policy, int64_t age_s)
 static uint64_t cut_by_age(chooser *c, uint32_t file, cg_eviction *steps, size_t *n_steps)
 {
     const cg_object_file *f = &c->survey->files[file];
-    const uint8_t allowed =
-        finest_allowed(c->policy, c->policy->now_s - c->chunks[c->left[file].chunk].used_at_s);
+    const uint8_t allowed = finest_allowed(c->policy, c->policy->now_s - last_use(c, file));
     const uint8_t coarsest = f->levels != 0 ? (uint8_t)(31 - __builtin_clz(f->levels)) : NONE;
     uint8_t next = c->left[file].finest;
     if (f->n_names_elsewhere > 0 || coarsest == NONE)

@@ -10,11 +10,14 @@
  * it). It is twice that if this use was after the writing: most of what is written is never used.
  * A use that is still to come, by a wrong clock or a wrong `touch`, counts from when it was noted.
  * recompute is what computing the chunk's KV again costs: it grows with the chunk's position,
- * because attention looks at all tokens before. quality is how good the finest level that is left
- * of the chunk is: nearly 1 at L2, 0 without the chunk. So cold chunks lose their fine levels
- * first. The last file of a chunk goes only when no chunk goes on from it, for a chain is useless
- * behind its first hole. A file that has names elsewhere, as in a context, stays: giving up its
- * names here would free nothing. So does one that a context names without a link.
+ * because attention looks at all tokens before. quality is how good a level is: nearly 1 at L2, 0
+ * without the chunk. Before, it is that of the finest level that goes, and after, of the finest
+ * coarser one that stays, in whichever file. So cold chunks lose their fine levels first. Of a
+ * chunk that is there at several profiles, each is a thing of its own; what was not used last of
+ * them is as hot as its own last use. The last file of a chunk goes only when no chunk goes on from
+ * it, for a chain is useless behind its first hole. A file that has names elsewhere, as in a
+ * context, stays: giving up its names here would free nothing. So does one that a context names
+ * without a link.
  * No I/O and no clock in here. Threads: pure functions.
  */
 #ifndef CG_FUSEFS_EVICT_H

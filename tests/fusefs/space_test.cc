@@ -212,6 +212,94 @@ TEST(EvictTest, TakesACopyOfALevelThatIsThereTwiceFirst)
     EXPECT_EQ(steps[0].finest_left, CG_N_LEVELS);
 }
 
+// Files of one chunk, by the levels that they have names for; each holds the coarser ones, too.
+struct Layout {
+    const char *what;
+    std::vector<std::set<unsigned>> files;
+    std::vector<std::pair<size_t, unsigned>> order; // files and what is left of them
+};
+
+const Layout LAYOUTS[] = {
+    {"L0 beside a nested file",
+     {{CG_L0}, {CG_L1, CG_L2, CG_L3}},
+     {{0, CG_N_LEVELS}, {1, CG_L2}, {1, CG_L3}, {1, CG_N_LEVELS}}},
+    {"a file each",
+     {{CG_L3}, {CG_L2}, {CG_L1}},
+     {{2, CG_N_LEVELS}, {1, CG_N_LEVELS}, {0, CG_N_LEVELS}}},
+    {"L1 computed again beside what was cut",
+     {{CG_L1}, {CG_L2, CG_L3}},
+     {{0, CG_N_LEVELS}, {1, CG_L3}, {1, CG_N_LEVELS}}},
+};
+
+// Adds the files of a chunk that was used so many days ago.
+void add_layout(Store *store, uint32_t key, const Layout &layout, int64_t days)
+{
+    for (const std::set<unsigned> &levels : layout.files) {
+        cg_object_file &file = store->files[store->add(key, 0, 0, days)];
+        file.finest = static_cast<uint8_t>(*levels.begin());
+        file.levels = 0;
+        for (unsigned level : levels)
+            file.levels |= static_cast<uint8_t>(1u << level);
+        file.level_bytes[CG_L0] = file.finest == CG_L0 ? 8'000'000 : 0;
+        file.used_bytes = file.level_bytes[file.finest];
+    }
+}
+
+TEST(EvictTest, AFineFileDoesNotMakeCoarserOnesFreeToTake)
+{
+    for (const Layout &layout : LAYOUTS) {
+        Store store;
+        for (uint32_t key = 1; key <= 4; key++)
+            add_layout(&store, key, layout, 0);
+        const size_t cold = store.add(5, 0, 0, 30);
+        const std::vector<cg_eviction> steps = store.choose(1);
+        ASSERT_EQ(steps.size(), 1u) << layout.what;
+        EXPECT_EQ(steps[0].file, cold) << layout.what;
+    }
+}
+
+TEST(EvictTest, TakesFineFilesOfAChunkFirst)
+{
+    for (const Layout &layout : LAYOUTS) {
+        Store store;
+        add_layout(&store, 1, layout, 0);
+        uint64_t wanted_bytes = 0;
+        for (size_t n = 1; n <= layout.order.size(); n++) { // a step more each time
+            std::map<size_t, unsigned> left, expected;
+            for (size_t i = 0; i < n; i++)
+                expected[layout.order[i].first] = layout.order[i].second;
+            const std::vector<cg_eviction> steps = store.choose(wanted_bytes + 1);
+            wanted_bytes = 0;
+            for (const cg_eviction &step : steps) {
+                left[step.file] = step.finest_left;
+                wanted_bytes += step.freed_bytes;
+            }
+            EXPECT_EQ(left, expected) << layout.what << ", step " << n;
+        }
+    }
+}
+
+// After a new profile was made, say.
+TEST(EvictTest, WhatIsThereAtTwoProfilesIsAsOldAsItsOwnUse)
+{
+    Store store;
+    const size_t old = store.add(1, 0, 0, 20), now = store.add(1, 0, 0, 1);
+    store.add(2, 1, 256, 1); // goes on from it
+    store.files[old].profile.bytes[0] = 1;
+    const size_t cold = store.add(3, 0, 0, 30);
+    EXPECT_EQ(store.choose(1)[0].file, cold);
+    store.files[cold].used_at_s = NOW_S - 10 * DAY_S;
+    EXPECT_EQ(store.choose(1)[0].file, old) << "nobody has used it since";
+    store.policy.keep_s[CG_L2] = 15 * DAY_S;
+    const std::vector<cg_eviction> due = store.choose(0);
+    ASSERT_EQ(due.size(), 1u);
+    EXPECT_EQ(due[0].file, old);
+    EXPECT_EQ(due[0].finest_left, unsigned{CG_L2});
+    store.policy.keep_s[CG_L2] = 0;
+    store.files[old].used_at_s = store.files[now].used_at_s;
+    EXPECT_EQ(store.choose(1)[0].file, cold) << "both are in use";
+}
+
 TEST(EvictTest, LevelsFinerThanTheirAgeAllowsGo)
 {
     Store store;
