@@ -51,6 +51,7 @@ typedef struct cg_space {
     _Atomic bool lacks_room;       /* something found none since the last survey began */
     bool is_unfinished;            /* what was to go was in use, or seemed to be */
     bool has_forbidden;            /* of the last survey, which the log has told */
+    bool has_crowded;              /* the same */
     bool is_waiting;               /* for another daemon, which has the lease */
     int64_t waits_since_s;         /* CLOCK_MONOTONIC */
     int64_t lease_seen_s;          /* when it was ours the last time */

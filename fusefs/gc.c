@@ -215,8 +215,11 @@ static cg_status collect(gc *g)
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;
     if (survey.has_unknown) {
-        fprintf(g->out, "a context has a lease now, or may not be read: nobody knows what it "
-                        "names, and all objects of its model stay\n");
+        fputs(survey.crowded != NULL
+                  ? "contexts name too many chunks: all objects of their model stay\n"
+                  : "a context has a lease now, or may not be read: nobody knows what it names, "
+                    "and all objects of its model stay\n",
+              g->out);
         g->n_failed++;
     }
     tell_unserved(g, &survey);

@@ -343,6 +343,11 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
                       "the daemon may not read all contexts: nothing of their models goes: %s",
                       survey->forbidden != NULL ? survey->forbidden : "");
         fs->space.has_forbidden = survey->has_forbidden;
+        if (survey->crowded != NULL && !fs->space.has_crowded)
+            cg_fs_log(fs, CG_LOG_WARNING,
+                      "the contexts name too many chunks: nothing of their model goes: %s",
+                      survey->crowded);
+        fs->space.has_crowded = survey->crowded != NULL;
     }
     if (status != fs->space.survey_status && status != CG_ERR_CANCELLED)
         cg_fs_log(fs, status == CG_OK ? CG_LOG_INFO : CG_LOG_WARNING,

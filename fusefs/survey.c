@@ -231,6 +231,7 @@ static void take_marks(cg_survey *survey, cg_marks *marks)
     survey->has_unknown = marks->has_unknown;
     survey->has_forbidden = marks->has_forbidden;
     survey->has_leased = marks->has_leased;
+    survey->crowded = marks->has_crowded ? survey->models[marks->crowded] : NULL;
     for (size_t i = 0; i < survey->n_files; i++) {
         cg_object_file *file = &survey->files[i];
         if (file->n_names_elsewhere == 0 &&

@@ -50,19 +50,21 @@ typedef struct cg_survey {
     uint64_t *model_bytes;
     size_t n_models;
     uint64_t used_bytes; /* on disk, of all files and folders; with several names: once */
-    /* A file of a context was leased, or a context is not ours to read: all objects of its model
-     * count as named. */
+    /* A file of a context was leased, or a context is not ours to read, or contexts name too many
+     * chunks: all objects of its model count as named. */
     bool has_unknown;
-    bool has_forbidden; /* the latter, which no later survey will change */
-    bool has_leased;    /* the former */
-    char *forbidden;    /* the path of the first such; NULL: none, or no memory for it */
+    bool has_forbidden;  /* the second, which no later survey will change */
+    bool has_leased;     /* the first */
+    char *forbidden;     /* the path of the first such context; NULL: none, or no memory for it */
+    const char *crowded; /* of models: one of the third kind; NULL: none */
 } cg_survey;
 
 /* Makes a survey; the caller frees it with cg_survey_free(). is_over (may be NULL) is asked now and
  * then; true ends the survey with CG_ERR_CANCELLED. CG_ERR_NO_MEMORY. CG_ERR_...: the root, a
  * folder of contexts, a context.json or a context's chunk cannot be read. After an error
  * *survey_out is empty. It takes about 200 bytes of memory for each file of an object, and 24 for
- * each other name of a file with several and for each chunk that a context.json names. */
+ * each other name of a file with several and for each chunk that a context.json names; of the
+ * latter 400 MB at most. */
 cg_status cg_survey_make(int root_fd, bool (*is_over)(void *user), void *user,
                          cg_survey *survey_out);
 void cg_survey_free(cg_survey *survey); /* zeros are fine */

@@ -850,6 +850,69 @@ TEST_F(SpaceTest, OfAContextJsonOnlySoMuchIsRead)
     }
 }
 
+cg_key numbered_key(uint32_t i)
+{
+    cg_key key = {};
+    memcpy(key.bytes, &i, sizeof i);
+    return key;
+}
+
+// A file may have any number of names, and costs whoever made it one.
+TEST_F(SpaceTest, WhatManyContextsNameIsKeptOnce)
+{
+    constexpr uint32_t N_KEYS = 10'000, N_CONTEXTS = 20;
+    std::string json = "[";
+    for (uint32_t i = 1; i <= N_KEYS; i++) {
+        char hex[CG_KEY_HEX_BYTES];
+        const cg_key key = numbered_key(i);
+        cg_key_to_hex(&key, hex);
+        json += std::string(i == 1 ? "\"" : ",\"") + hex + "\",\"L2\"";
+    }
+    dir.write("context.json", json + "]");
+    cg_marks marks = {};
+    for (uint32_t i = 0; i < N_CONTEXTS; i++) {
+        ASSERT_EQ(cg_marks_add_json(&marks, i / 10, dir.fd, "context.json"), CG_OK);
+        EXPECT_LE(marks.n_items, 4 * N_KEYS);
+    }
+    cg_marks_sort(&marks);
+    EXPECT_EQ(marks.n_items, 2 * N_KEYS) << "of two models";
+    for (uint32_t i = 0; i <= N_KEYS + 1; i++) {
+        const cg_key key = numbered_key(i);
+        for (uint32_t model = 0; model < 2; model++)
+            ASSERT_EQ(cg_marks_of(&marks, model, &key), i > 0 && i <= N_KEYS ? 1u << CG_L2 : 0u);
+    }
+    EXPECT_FALSE(marks.has_unknown);
+    cg_marks_free(&marks);
+}
+
+TEST_F(SpaceTest, OfAModelWhoseContextsNameTooManyChunksAllIsMarked)
+{
+    constexpr uint32_t SMALL = 0, LARGE = 1, LATER = 2, N = 4'000'001;
+    dir.write("context.json", "[\"" + std::string(CG_KEY_HEX_BYTES - 1, 'f') + "\"]");
+    const cg_key one = numbered_key(1), none = numbered_key(N + 1);
+    cg_key in_json;
+    memset(&in_json, 0xff, sizeof in_json);
+    cg_marks marks = {};
+    ASSERT_EQ(cg_marks_add(&marks, SMALL, &one, 1 << CG_L2), CG_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        const cg_key key = numbered_key(i);
+        ASSERT_EQ(cg_marks_add(&marks, LARGE, &key, 1 << CG_L2), CG_OK);
+    }
+    for (const uint32_t model : {LARGE, LARGE, LATER})
+        ASSERT_EQ(cg_marks_add_json(&marks, model, dir.fd, "context.json"), CG_OK);
+    EXPECT_EQ(marks.n_items, 3u) << "one each";
+    EXPECT_TRUE(marks.has_unknown && marks.has_crowded);
+    EXPECT_FALSE(marks.has_leased || marks.has_forbidden);
+    EXPECT_EQ(marks.crowded, LARGE);
+    cg_marks_sort(&marks);
+    EXPECT_EQ(cg_marks_of(&marks, LARGE, &none), 15u);
+    EXPECT_EQ(cg_marks_of(&marks, SMALL, &one), 1u << CG_L2);
+    EXPECT_EQ(cg_marks_of(&marks, SMALL, &none), 0u);
+    EXPECT_EQ(cg_marks_of(&marks, LATER, &in_json), 15u);
+    EXPECT_EQ(cg_marks_of(&marks, LATER, &none), 0u);
+    cg_marks_free(&marks);
+}
+
 TEST_F(SpaceTest, AContextThatNamesNoLevelsNamesAll)
 {
     const cg_test::Chunk chunk = publish(1, 1, 20)[0];
