@@ -243,6 +243,11 @@ typedef struct cachegen_lookup_options {
                                   read no finer than that needs; 0: anything. Of a load that ends
                                   early, what is there is as it was chosen for the whole hit. Needs
                                   the choice of levels: an invalid argument with level_plus_1 */
+    uint32_t no_tail_at_hole;  /* 1: where the store lacks a full chunk of the prompt, the hit ends
+                                  before that chunk, and not at a tail that a shorter prompt has
+                                  left in its place: for an engine that computes such chunks whole,
+                                  since only then it can save them */
+    uint32_t reserved;
 } cachegen_lookup_options;
 /* cachegen_lookup_start() with options; NULL is fine. */
 CACHEGEN_API cachegen_status cachegen_lookup_start_with(cachegen *connector,

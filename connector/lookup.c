@@ -43,6 +43,7 @@ static cg_status fill(cachegen_lookup *l, const cachegen_request *r,
     if (prefix->worst_level > config->worst_level)
         prefix->worst_level = (uint8_t)config->worst_level;
     prefix->accepted = (uint8_t)(has_levels & ((2u << prefix->worst_level) - 1));
+    prefix->no_tail_at_hole = options->no_tail_at_hole != 0;
     if (l->level_plus_1 > 0)
         prefix->accepted &= (uint8_t)(1u << (l->level_plus_1 - 1));
     return status;

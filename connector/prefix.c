@@ -117,6 +117,8 @@ static void append(cg_prefix *p, uint32_t first_token, uint32_t n_tokens, bool i
  * first. */
 static uint32_t tail_keys(const cg_prefix *p, uint32_t index, cg_key *keys_out)
 {
+    if (p->no_tail_at_hole && index < p->n_full)
+        return 0;
     const cg_config *config = p->runtime->connector->config;
     const uint32_t first_token = index * config->chunk_tokens, left = p->n_tokens - first_token;
     const uint32_t longest = left < config->chunk_tokens ? left : config->chunk_tokens - 1;

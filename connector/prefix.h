@@ -39,6 +39,7 @@ typedef struct cg_prefix {
     cg_key root, extra;
     uint8_t worst_level;          /* provenance worse than this is not accepted */
     uint8_t accepted;             /* mask of levels that may be loaded */
+    bool no_tail_at_hole;         /* a tail is taken at the prompt's end only */
     uint32_t first_chunk, n_full; /* chunks before first_chunk are not looked for */
     cg_key *keys;                 /* [n_full] */
 
@@ -60,8 +61,8 @@ typedef struct cg_prefix {
     uint32_t n_chunks;
 } cg_prefix;
 
-/* Copies what it needs of a request that was checked. The caller sets worst_level and accepted, and
- * calls cg_prefix_destroy() also after an error. CG_ERR_NO_MEMORY. */
+/* Copies what it needs of a request that was checked. The caller sets worst_level, accepted and
+ * no_tail_at_hole, and calls cg_prefix_destroy() also after an error. CG_ERR_NO_MEMORY. */
 cg_status cg_prefix_init(cg_prefix *prefix_out, cg_runtime *runtime,
                          const cachegen_request *request, uint32_t from_token);
 void cg_prefix_destroy(cg_prefix *prefix);

@@ -99,7 +99,7 @@ class Request(_Struct):
 
 
 class LookupOptions(_Struct):
-    _fields_ = _HEAD + _u64("spent_ns", "max_kl_micronats")
+    _fields_ = _HEAD + _u64("spent_ns", "max_kl_micronats") + _u32("no_tail_at_hole", "reserved")
 
 
 class Hit(_Struct):
@@ -289,9 +289,12 @@ class Connector:
         self._check(self._c.cachegen_register_kv(self._handle, byref(layout), byref(kv_id)))
         return kv_id.value
 
-    def lookup_start(self, request, from_token, spent_ns=0, max_kl=0):
+    def lookup_start(self, request, from_token, spent_ns=0, max_kl=0, no_tail_at_hole=False):
         """spent_ns: how long ago the request arrived. max_kl: the largest predicted KL of what is loaded, in nats."""
-        lookup, options = c_void_p(), LookupOptions(spent_ns=spent_ns, max_kl_micronats=ceil(max_kl * 1e6))
+        lookup = c_void_p()
+        options = LookupOptions(
+            spent_ns=spent_ns, max_kl_micronats=ceil(max_kl * 1e6), no_tail_at_hole=no_tail_at_hole
+        )
         self._check(
             self._c.cachegen_lookup_start_with(self._handle, byref(request), from_token, byref(options), byref(lookup))
         )

@@ -1672,6 +1672,35 @@ TEST_P(AnytimeTest, TheCurveOfTheProfileIsWhatABoundGoesBy)
     }
 }
 
+// An engine that computes a chunk whole which the store lacks loads no tail in its place.
+TEST_P(AnytimeTest, ATailThatIsNotLoadedIsCountedNeitherInTimeNorInQuality)
+{
+    Engine engine(store, with("\"store_levels\": [\"L1\", \"L2\", \"L3\"], "
+                              "\"ttft_budget_ms\": 60000, \"recompute_tokens_per_s\": 10"));
+    Tokens shorter = prompt(32 * 4 + 24, 2), longer = shorter;
+    const Tokens more = prompt(100, 3);
+    longer.insert(longer.end(), more.begin(), more.end());
+    ASSERT_EQ(engine.save(shorter), CACHEGEN_OK);
+    ASSERT_EQ(engine.look_up(longer).hit_tokens, 152u);
+    engine.options.no_tail_at_hole = 1;
+    EXPECT_EQ(engine.look_up(shorter).hit_tokens, 151u) << "the end of the prompt is no hole";
+    for (const uint64_t max_micronats : {0, 20000}) {
+        SCOPED_TRACE(max_micronats);
+        engine.options.max_kl_micronats = max_micronats;
+        const Load load = engine.load(longer);
+        EXPECT_EQ(load.hit.hit_tokens, 128u);
+        EXPECT_EQ(load.hit.stored_tokens, 128u);
+        cg_plan *plan;
+        ASSERT_EQ(cg_plan_parse(engine.plan.data(), engine.plan.size(), &plan), CG_OK);
+        EXPECT_EQ(plan->budget_ns, (60000 - (252 - 128) * 100) * UINT64_C(1000000));
+        cg_plan_free(plan);
+        EXPECT_EQ(load.progress.loaded_tokens, 128u);
+        if (max_micronats > 0) {
+            EXPECT_LE(load.progress.predicted_kl_micronats, max_micronats);
+        }
+    }
+}
+
 TEST_P(AnytimeTest, WhatARequestHasWaitedIsSpentOfItsBudget)
 {
     // At 100 kbit/s L1 takes seconds.

@@ -47,8 +47,8 @@ class Store:
         self.hit, self.answers = hit, answers
         self.salts, self.freed, self.forgotten, self.n_polls, self.predicted_ns = [], [], [], 0, 0
 
-    def lookup_start(self, request, from_token, spent_ns, max_kl):
-        self.request, self.spent_ns, self.max_kl = request, spent_ns, max_kl
+    def lookup_start(self, request, from_token, spent_ns, max_kl, no_tail_at_hole):
+        self.request, self.spent_ns, self.max_kl, self.no_tail_at_hole = request, spent_ns, max_kl, no_tail_at_hole
         address = ctypes.c_void_p.from_buffer(request, type(request).salt.offset).value  # a salt may hold zeros
         self.salts.append(ctypes.string_at(address, request.salt_bytes))
         return len(self.salts)
@@ -239,8 +239,6 @@ class QueueTest(unittest.TestCase):
         made.states["first"].deferred_ns = 0
         made.update_after_alloc(asked[1], blocks(19), 128)
         self.assertEqual(made.matched_tokens(asked[0], 0), (0, False), "it has started")
-        store.hit = 32  # a tail that the prompt goes beyond is not loaded
-        self.assertEqual(made.matched_tokens(request("tail", 300), 0), (0, False))
         store.hit = 0
         made.step(step_of(None, 0, 0))
         made.matched_tokens(request("third", 300), 0)
@@ -258,6 +256,14 @@ class WishesTest(unittest.TestCase):
         made.matched_tokens(request("later", arrival_time=time.time() + 1000), 0)
         self.assertEqual(store.spent_ns, 0)  # a clock that was set back
         self.assertEqual(store.max_kl, 0)
+
+    def test_what_is_found_ends_before_a_chunk_that_is_to_be_stored(self):
+        store = Store(hit=CHUNK)
+        made = scheduler(store)
+        self.assertEqual(made.matched_tokens(request(n_tokens=2 * CHUNK), 0), (CHUNK, True))
+        self.assertTrue(store.no_tail_at_hole, "the plan's budget and levels count what is loaded alone")
+        store.hit = 2 * CHUNK - 1  # the engine computes the last token itself
+        self.assertEqual(made.matched_tokens(request("all", n_tokens=2 * CHUNK), 0), (2 * CHUNK - 1, True))
 
     def test_what_a_request_wishes_reaches_the_look_up(self):
         store = Store()
@@ -1324,17 +1330,6 @@ class AdmissionTest(unittest.TestCase):
         if n_first:
             saves += made.step(step_of(name, n_first, len(tokens) - n_first, is_new=False)).saves
         return [(save.from_token, save.to_token, save.context) for save in saves]
-
-    def test_of_whole_chunks_all_but_the_last_token_is_loaded(self):
-        self.assertEqual(CHUNK % 32, 0)
-        for tail in (32, 1):
-            for n_chunks, hit, usable in (
-                (2, 2 * CHUNK - 1, 2 * CHUNK - 1), (2, 2 * CHUNK - 32, CHUNK), (2, CHUNK, CHUNK),
-                (1, CHUNK - 1, CHUNK - 1), (1, CHUNK - 32, 0),
-            ):  # fmt: skip
-                made = scheduler(Store(hit=hit), tail_tokens=tail)
-                found = made.matched_tokens(request(n_tokens=n_chunks * CHUNK), 0)
-                self.assertEqual(found, (usable, usable > 0), (tail, hit))
 
     def test_short_prompts_are_neither_looked_up_nor_stored(self):
         store = Store(hit=64)

@@ -42,7 +42,7 @@ class Deferrals:
         """Whether a request has found something, and begins to load it once vLLM has asked for it and has blocks."""
         waits = self._shared_loads.is_loading(state.follows)
         is_open = not (state.allocated or state.failed or state.is_declined or waits)
-        return is_open and state.hit_tokens is not None and self._lookups.usable_tokens(state) > state.local_tokens
+        return is_open and state.hit_tokens is not None and state.hit_tokens > state.local_tokens
 
     def end_step(self):
         self._to_load = None

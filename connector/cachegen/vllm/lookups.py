@@ -51,7 +51,11 @@ class Lookups:
             state.lookup_started_ns = time.monotonic_ns()
             state.spent_ns = self._spent_ns(state)
             spent_ns = state.spent_ns + self._ahead_ns(state, requests)
-            state.lookup = self._library.cg.lookup_start(request, state.local_tokens, spent_ns, options.max_kl)
+            # A full chunk can only be stored if all of it is computed, and without it nothing behind it would ever be
+            # found: of one that the store lacks no part is loaded.
+            state.lookup = self._library.cg.lookup_start(
+                request, state.local_tokens, spent_ns, options.max_kl, no_tail_at_hole=True
+            )
             self._polled.discard(state)
         return state not in self._polled and self._take_answer(state)
 
@@ -93,15 +97,6 @@ class Lookups:
         for state in requests:
             if state.lookup is not None and not state.failed and state not in self._polled:
                 self._take_answer(state)
-
-    def usable_tokens(self, state):
-        """The hit, less a short last chunk that the prompt goes beyond: the full chunk can only be stored if all of
-        it is computed, and without it nothing behind it would ever be found."""
-        if state.hit_tokens == len(state.tokens) - 1:
-            return state.hit_tokens  # all but the prompt's last token, which may be a full chunk's
-        n_tail = state.hit_tokens % self._library.chunk_tokens
-        whole = state.hit_tokens - n_tail
-        return whole if n_tail and len(state.tokens) >= whole + self._library.chunk_tokens else state.hit_tokens
 
     def asked_tokens(self, requests):
         """Of prompts that are being looked up, less what the engine has of them. One that vLLM does not ask for any

@@ -25,19 +25,19 @@ def sample(scheduler_output, states):
     return (n_tokens, n_pairs) if says_much else (0, 0)
 
 
-def queued(requests, lookups):
+def queued(requests):
     """(n_tokens, n_pairs) that the engine is to compute of prompts, with what the step at hand computes. What look-ups
-    leave it the library counts until they are polled. requests: RequestStates; lookups: the Lookups."""
+    leave it the library counts until they are polled. requests: RequestStates."""
     n_tokens = n_pairs = 0
     for state in requests:
-        first, end = _first_to_compute(state, lookups), state.prompt_tokens
+        first, end = _first_to_compute(state), state.prompt_tokens
         if first < end:
             n_tokens += end - first
             n_pairs += _n_pairs(first, end)
     return n_tokens, n_pairs
 
 
-def _first_to_compute(state, lookups):
+def _first_to_compute(state):
     if state.has_begun:
         return state.computed_tokens
     if state.loaded is not None:
@@ -48,5 +48,4 @@ def _first_to_compute(state, lookups):
         return state.prompt_tokens  # another connector loads it: else it had begun
     if not state.failed and (state.lookup is not None or state.adapter is not None):
         return state.prompt_tokens  # not known yet
-    n_hit = lookups.usable_tokens(state) if state.hit_tokens and not state.failed else 0
-    return max(state.local_tokens, n_hit)
+    return state.local_tokens if state.failed else max(state.local_tokens, state.hit_tokens or 0)

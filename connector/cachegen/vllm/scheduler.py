@@ -107,7 +107,7 @@ class Scheduler:
             return ASK_AGAIN
         if state.failed:
             return self._local_hit_only(request, state)
-        n_external = self._lookups.usable_tokens(state) - num_computed_tokens
+        n_external = state.hit_tokens - num_computed_tokens
         if n_external <= 0:
             return self._local_hit_only(request, state)
         if self.local_cache.refuses(request, state) or self._is_loaded_for_another(state):
@@ -145,7 +145,7 @@ class Scheduler:
     @guarded(nothing)
     def _is_loaded_for_another(self, state):
         is_caching = self.local_cache.manager.enable_caching
-        return is_caching and self._shared_loads.waits(state, self._lookups.usable_tokens(state))
+        return is_caching and self._shared_loads.waits(state, state.hit_tokens)
 
     # ---- planning steps ----
 
@@ -252,7 +252,7 @@ class Scheduler:
     def _count_queue(self, metadata):
         """For the library on both sides, with what look-ups have found that vLLM did not ask for in this step."""
         self._lookups.take_answers(self.states.values())
-        n_tokens, n_pairs = queued(self.states.values(), self._lookups)
+        n_tokens, n_pairs = queued(self.states.values())
         metadata.queued_tokens, metadata.queued_pairs = n_tokens, n_pairs
         self.library.cg.report_queue(n_tokens, n_pairs)
 
