@@ -3,7 +3,8 @@
  * Look-ups learn which levels of a chunk the store has; loads learn that a level is bad; saves
  * learn that it is there. All of it is kept by the chunk's key, so that the next look-up need not
  * ask the store. What is remembered may be wrong by then, for as long as its time to live. Then a
- * load finds out, and the level is not offered again for a while (cg_handle_retry_ns()). The
+ * load finds out, and the level is not offered again for a while (cg_handle_retry_ns()).
+ * Of a file that was replaced since, it learns the sizes from the file (cg_fetch_replaced()). The
  * memory is bounded: 2,048 buckets of 8 entries. It forgets the oldest rather than grow.
  * Threads: the owner locks.
  */
@@ -43,8 +44,8 @@ bool cg_chunk_memory_find(cg_chunk_memory *memory, const cg_key *key, uint8_t ne
 /* The store was asked for the levels of `probed` and answered with entry. */
 void cg_chunk_memory_put(cg_chunk_memory *memory, const cg_key *key, uint8_t probed,
                          const cg_store_entry *entry, uint64_t now_ns);
-/* A save found these levels in the store. What was held against them no longer counts; the next
- * look-up asks. */
+/* A save found these levels in the store, or a load that their file is not the one whose sizes are
+ * remembered. What was held against them no longer counts; the next look-up asks. */
 void cg_chunk_memory_exists(cg_chunk_memory *memory, const cg_key *key, uint8_t levels);
 /* A save published a level, of that provenance. It is there, and no longer bad. */
 void cg_chunk_memory_saved(cg_chunk_memory *memory, const cg_key *key, uint8_t level,

@@ -29,8 +29,10 @@ typedef enum cg_fetch_state {
 typedef struct cg_fetch_chunk {
     cg_fetch_state state;
     bool is_nested;         /* its lossy levels are one file */
-    bool is_guessed;        /* its sizes are another chunk's, until its first range has arrived */
+    bool is_guessed;        /* its sizes are another chunk's or file's, until its first range has
+                               arrived */
     bool is_short;          /* and its file is shorter than the first range that was asked for */
+    bool is_sized;          /* the start of its file has said its sizes */
     bool is_cut;            /* a range could not be had: no more is asked for */
     uint8_t file_level;     /* of the name that is read */
     uint8_t planned;        /* it is read to this level */

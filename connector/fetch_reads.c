@@ -263,7 +263,9 @@ cg_fetch_verdict cg_fetch_read_ended(cg_fetch_plan *plan, cg_speeds *speeds, uin
                : CG_FETCH_FAIL;
 }
 
-void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index)
+/* Nothing of a chunk counts that has arrived or is under way: it is read from the start again. */
+static void start_anew(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                       cg_fetch_chunk anew)
 {
     for (uint32_t i = 0; i < plan->window.depth; i++) {
         cg_fetch_read *read = &plan->reads[i];
@@ -272,40 +274,79 @@ void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_in
     }
     fetch->dropped_bytes += fetch->chunks[chunk_index].held_bytes;
     cg_fetch_let_go(plan, fetch, &fetch->chunks[chunk_index]);
-    fetch->chunks[chunk_index] = (cg_fetch_chunk){0};
+    fetch->chunks[chunk_index] = anew;
     fetch->todo.is_counted = false;
     plan->is_stale = true;
+}
+
+void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index)
+{
+    start_anew(plan, fetch, chunk_index, (cg_fetch_chunk){0});
 }
 
 bool cg_fetch_shorter(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index)
 {
-    cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
-    if (!chunk->is_guessed || chunk->is_short)
+    const cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
+    if (chunk->is_sized || chunk->is_short)
         return false;
-    *chunk = (cg_fetch_chunk){.is_nested = chunk->is_nested, .is_guessed = true, .is_short = true};
-    fetch->todo.is_counted = false;
-    plan->is_stale = true;
+    start_anew(
+        plan, fetch, chunk_index,
+        (cg_fetch_chunk){.is_nested = chunk->is_nested, .is_guessed = true, .is_short = true});
     return true;
 }
 
-bool cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
-                    const uint64_t level_bytes[CG_N_LEVELS])
+/* Whether a level ends in the file that is read of a chunk. */
+static bool is_in_file(const cg_fetch_chunk *chunk, uint8_t level)
+{
+    return level == chunk->file_level ||
+           (chunk->is_nested && chunk->file_level != CG_L0 && level != CG_L0);
+}
+
+/* Whether the start of a chunk's file says other sizes than are known of what is read of it. */
+static bool has_other_sizes(const cg_fetch *fetch, uint32_t chunk_index,
+                            const uint64_t level_bytes[CG_N_LEVELS])
+{
+    const uint64_t *bytes = fetch->sizes[chunk_index].bytes;
+    for (uint8_t level = CG_L0; level < CG_N_LEVELS; level++)
+        if (bytes[level] > 0 && is_in_file(&fetch->chunks[chunk_index], level) &&
+            bytes[level] != level_bytes[level])
+            return true;
+    return false;
+}
+
+cg_status cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                         const uint64_t level_bytes[CG_N_LEVELS])
 {
     cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
     cg_controller_chunk *sizes = &fetch->sizes[chunk_index];
     chunk->is_guessed = false;
+    chunk->is_sized = true;
     fetch->todo.is_counted = false;
     plan->is_stale = true;
     if (level_bytes[chunk->file_level] == 0)
-        return false; /* with its sizes as they are: a chunk of no level cannot be planned */
-    for (uint8_t level = CG_L1; level < CG_N_LEVELS; level++)
-        if (sizes->bytes[level] > 0 && (chunk->is_nested || level == chunk->file_level))
+        return CG_ERR_NOT_FOUND; /* with its sizes as they are: a chunk of no level cannot be
+                                    planned */
+    if (chunk->is_short && !has_other_sizes(fetch, chunk_index, level_bytes))
+        return CG_ERR_TRUNCATED;
+    for (uint8_t level = CG_L0; level < CG_N_LEVELS; level++)
+        if (sizes->bytes[level] > 0 && is_in_file(chunk, level))
             sizes->bytes[level] = level_bytes[level];
     fetch->levels[chunk_index] = cg_controller_nearest(sizes, fetch->levels[chunk_index]);
-    if (chunk->is_short) { /* ranges begin on pages: from the start again */
-        fetch->dropped_bytes += chunk->held_bytes;
-        cg_fetch_let_go(plan, fetch, chunk);
-        *chunk = (cg_fetch_chunk){.is_nested = chunk->is_nested};
-    }
-    return true;
+    if (chunk->is_short) /* ranges begin on pages */
+        start_anew(plan, fetch, chunk_index,
+                   (cg_fetch_chunk){.is_nested = chunk->is_nested, .is_sized = true});
+    return CG_OK;
+}
+
+bool cg_fetch_replaced(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                       const uint64_t level_bytes[CG_N_LEVELS])
+{
+    cg_fetch_chunk *chunk = &fetch->chunks[chunk_index];
+    const bool was_sized = chunk->is_sized;
+    chunk->is_sized = true;
+    if (was_sized || !has_other_sizes(fetch, chunk_index, level_bytes) ||
+        level_bytes[chunk->file_level] == 0)
+        return false;
+    chunk->is_short = true; /* what was asked for ends where the file before it did */
+    return cg_fetch_sized(plan, fetch, chunk_index, level_bytes) == CG_OK;
 }

@@ -30,14 +30,20 @@ cg_fetch_verdict cg_fetch_read_ended(cg_fetch_plan *plan, cg_speeds *speeds, uin
 /* A chunk's file is not what its sizes said: it is not nested. The chunk is read anew, one file for
  * each level; forget what was kept of it. */
 void cg_fetch_not_nested(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index);
-/* The first range of a chunk whose sizes were guessed is more than its file has. True: its header
- * alone is read next, which may say why. False: this was no such range, or it was the header. */
+/* A range that a chunk cannot do without is more than its file has. True: no start of the file has
+ * said its sizes yet; its header alone is read next, which may say why: forget what was kept of it.
+ */
 bool cg_fetch_shorter(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index);
 /* The first range of a chunk whose sizes were guessed has arrived, and says where each level ends,
- * 0: it is not in the file. False: the file is of no use. After cg_fetch_shorter() the chunk is
- * read anew: forget what was kept of it. */
-bool cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
-                    const uint64_t level_bytes[CG_N_LEVELS]);
+ * 0: it is not in the file. CG_ERR_NOT_FOUND: the file is of no use. After cg_fetch_shorter() the
+ * chunk is read anew: forget what was kept of it; or CG_ERR_TRUNCATED: the file ends too soon. */
+cg_status cg_fetch_sized(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                         const uint64_t level_bytes[CG_N_LEVELS]);
+/* The start of a chunk's file that was not guessed says where each level ends. True: elsewhere than
+ * its sizes say, since the file was replaced after somebody remembered them. The chunk is read
+ * anew: forget what was kept of it. That is done once for a file. */
+bool cg_fetch_replaced(cg_fetch_plan *plan, cg_fetch *fetch, uint32_t chunk_index,
+                       const uint64_t level_bytes[CG_N_LEVELS]);
 
 /* What follows is connector/fetch_plan.c's. */
 

@@ -263,7 +263,7 @@ void cg_load_read_begun(cachegen_load *load)
         trace_plan(load, cg_now_ns());
 }
 
-/* Whether the start of a chunk's file, which was taken for a nested one, says otherwise. */
+/* Whether the start of a chunk's file, which was taken for a nested one, lacks a level. */
 static bool is_not_nested(const cachegen_load *load, const cg_fetch_read *read,
                           const cg_chunk_header *header)
 {
@@ -273,9 +273,25 @@ static bool is_not_nested(const cachegen_load *load, const cg_fetch_read *read,
         read->file_level == CG_L0 || chunk->state != CG_FETCH_READING)
         return false;
     for (unsigned level = CG_L1; level < CG_N_LEVELS; level++)
-        if (bytes[level] > 0 && header->level_bytes[level] != bytes[level])
+        if (bytes[level] > 0 && header->level_bytes[level] == 0)
             return true;
     return false;
+}
+
+/* A look-up's plan has no larger sizes either. */
+static bool may_be_chunk(const cg_chunk_header *header)
+{
+    return header != NULL && header->file_bytes <= CG_STORE_MOST_CHUNK_BYTES;
+}
+
+/* A chunk's file is not the one whose sizes are known: it is read anew, and the next look-up asks.
+ */
+static void begin_anew(cg_load_chunk *chunk, const cg_fetch_read *read)
+{
+    const cachegen_load *load = chunk->load;
+    cg_chunk_memory_exists(load->op.runtime->chunk_memory, &load->plan->keys[chunk->index + 1],
+                           levels_of_file(chunk, read->file_level));
+    cg_load_drop_pieces(chunk);
 }
 
 /* The start of a chunk's file says what was guessed before. False: it is not what was thought to be
@@ -285,13 +301,13 @@ static bool take_sizes(cg_load_chunk *chunk, const cg_fetch_read *read,
 {
     cachegen_load *load = chunk->load;
     const uint8_t levels = levels_of_file(chunk, read->file_level);
-    /* A look-up's plan has no larger sizes either. */
-    const bool is_chunk = header != NULL && header->file_bytes <= CG_STORE_MOST_CHUNK_BYTES;
-    if (is_chunk && cg_fetch_sized(&load->op.runtime->fetch_plan, &load->fetch, chunk->index,
-                                   header->level_bytes))
-        return true;
-    fail(chunk, levels, is_chunk ? CG_ERR_NOT_FOUND : CG_ERR_CORRUPT);
-    return false;
+    cg_status status = CG_ERR_CORRUPT;
+    if (may_be_chunk(header))
+        status = cg_fetch_sized(&load->op.runtime->fetch_plan, &load->fetch, chunk->index,
+                                header->level_bytes);
+    if (status != CG_OK)
+        fail(chunk, levels, status);
+    return status == CG_OK;
 }
 
 /* A read of a chunk failed: of all that it needs, or only of a refinement. */
@@ -354,16 +370,22 @@ void cg_load_read_ended(cg_runtime *rt, const cg_fetch_read *ended, cg_status st
         } else if (is_not_nested(load, &read, header)) {
             cg_fetch_not_nested(&rt->fetch_plan, &load->fetch, read.chunk_index);
             cg_load_drop_pieces(chunk);
+        } else if (read.from == 0 && may_be_chunk(header) &&
+                   cg_fetch_replaced(&rt->fetch_plan, &load->fetch, read.chunk_index,
+                                     header->level_bytes)) {
+            begin_anew(chunk, &read);
         }
     } else {
         if (piece != NULL)
             cg_io_buffer_release(piece->buffer);
         free(piece);
         if (status == CG_ERR_TRUNCATED && verdict == CG_FETCH_FAIL &&
-            cg_fetch_shorter(&rt->fetch_plan, &load->fetch, read.chunk_index))
+            cg_fetch_shorter(&rt->fetch_plan, &load->fetch, read.chunk_index)) {
+            begin_anew(chunk, &read);
             cg_runtime_wake_reader(rt);
-        else if (status != CG_OK)
+        } else if (status != CG_OK) {
             read_failed(chunk, &read, status, verdict);
+        }
         cg_load_settle(load);
     }
     /* The read's reference. Jobs keep the load undone, and the connector holds it until then. */

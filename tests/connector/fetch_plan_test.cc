@@ -305,7 +305,7 @@ TEST_F(FetchPlanTest, OfAGuessedChunkHalfOfWhatItMustHaveIsReadFirstAndAlone)
         EXPECT_EQ(next(), nullptr);
         EXPECT_EQ(ended(read->id, true, MS), CG_FETCH_KEEP);
         const uint64_t bytes[CG_N_LEVELS] = {0, is_there ? 500 * KB : 0, 0, 90 * KB};
-        EXPECT_EQ(cg_fetch_sized(&plan, &fetch.s, 0, bytes), is_there);
+        EXPECT_EQ(cg_fetch_sized(&plan, &fetch.s, 0, bytes), is_there ? CG_OK : CG_ERR_NOT_FOUND);
         EXPECT_FALSE(fetch.s.chunks[0].is_guessed);
         // A chunk of no level would be one that the plan cannot take.
         EXPECT_EQ(fetch.s.sizes[0].bytes[CG_L1], (is_there ? 500 : 400) * KB);
@@ -2026,7 +2026,7 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
             if (verdict == CG_FETCH_KEEP && chunk->is_guessed) {
                 const uint64_t kb = (50 + random() % 100) * KB;
                 const uint64_t bytes[] = {0, random() % 8 == 0 ? 0 : 6 * kb, 3 * kb, kb};
-                if (!cg_fetch_sized(&plan, read.fetch, read.chunk_index, bytes))
+                if (cg_fetch_sized(&plan, read.fetch, read.chunk_index, bytes) != CG_OK)
                     cg_fetch_failed(read.fetch, read.chunk_index);
             } else if (verdict == CG_FETCH_FAIL &&
                        !cg_fetch_shorter(&plan, read.fetch, read.chunk_index))
@@ -2034,6 +2034,11 @@ TEST_F(FetchPlanTest, RandomRunsEnd)
             else if (verdict == CG_FETCH_KEEP && read.from == 0 && random() % 20 == 0 &&
                      chunk->is_nested)
                 cg_fetch_not_nested(&plan, read.fetch, read.chunk_index);
+            else if (verdict == CG_FETCH_KEEP && read.from == 0 && random() % 20 == 0) {
+                const uint64_t kb = (50 + random() % 100) * KB,
+                               bytes[] = {9 * kb, 6 * kb, 3 * kb, kb};
+                cg_fetch_replaced(&plan, read.fetch, read.chunk_index, bytes);
+            }
             check_todo();
         }
         for (const auto &fetch : fetches) {

@@ -343,11 +343,15 @@ TEST_P(LoadTest, APlanThatSaysAChunkIsHugeTakesNoMemoryForIt)
     ASSERT_EQ(engine.look_up(tokens).hit_tokens, 63u);
     cg_plan *plan;
     ASSERT_EQ(cg_plan_parse(engine.plan.data(), engine.plan.size(), &plan), CG_OK);
-    plan->chunks[0].sizes.bytes[CG_L0] = CG_STORE_MOST_CHUNK_BYTES - 1;
+    const uint64_t huge = plan->chunks[0].sizes.bytes[CG_L0] = CG_STORE_MOST_CHUNK_BYTES - 1;
     cg_plan_write(plan, engine.plan.data());
     cg_plan_free(plan);
-    for (const std::string &path : store.chunks("L0")) // and so do the files
-        ASSERT_EQ(truncate((store.dir.path + "/" + path).c_str(), 16 << 20), 0);
+    for (const std::string &path : store.chunks("L0")) { // and so do the files
+        const int fd = openat(store.dir.fd, path.c_str(), O_WRONLY);
+        EXPECT_EQ(pwrite(fd, &huge, sizeof huge, 16), 8) << "the file's bytes";
+        EXPECT_EQ(ftruncate(fd, 16 << 20), 0);
+        close(fd);
+    }
     const cachegen_progress p = engine.load_planned(0, 63);
     EXPECT_EQ(p.status, CG_ERR_BUFFER_TOO_SMALL);
     EXPECT_EQ(p.loaded_tokens, 0u);
@@ -1438,6 +1442,53 @@ TEST_P(LoadTest, BetterProvenanceReplacesWorse)
             ASSERT_EQ(lossy.save(other, nullptr, /*prefix_level=*/1), CACHEGEN_OK);
             ASSERT_EQ(exact.save(other), CACHEGEN_OK);
             EXPECT_EQ(exact.stats().bytes_written, written) << "it is left";
+        }
+}
+
+// A look-up that remembers a chunk has its old sizes, which say nothing against the new one.
+TEST_P(LoadTest, AChunkThatWasReplacedSinceItIsRememberedIsReadAsItIsNow)
+{
+    const struct {
+        const char *what, *more;
+        bool has_profile, nests;
+        uint32_t level_plus_1;
+    } cases[] = {
+        {"L0", "", false, false, 0},
+        {"a nested file at its finest level", "", true, true, 3},
+        {"at its coarsest", "", true, true, 4},
+        {"a file a level", "", true, false, 4},
+        {"a nested file refined", ", \"ttft_budget_ms\": 60000", true, true, 0},
+        {"by the paper's policy", ", \"policy\": \"paper\"", true, true, 0},
+    };
+    for (const auto &c : cases)
+        for (const float amplitude : {0.1f, 1.9f}) { // of larger files, and of smaller ones
+            SCOPED_TRACE(testing::Message() << c.what << ", then times " << amplitude);
+            const Store store(c.has_profile, c.nests ? nesting_spec() : ProfileSpec());
+            Engine before(store, with()), after(store, with()), fresh(store, with()),
+                reader(store, with(std::string("\"positive_ttl_ms\": 60000") + c.more));
+            const Tokens tokens = prompt(96);
+            const uint32_t prefix_level = c.has_profile ? 3 : 0;
+            ASSERT_EQ(before.save(tokens, nullptr, prefix_level), CACHEGEN_OK);
+            reader.worst_level_plus_1 = fresh.worst_level_plus_1 = 4;
+            reader.level_plus_1 = fresh.level_plus_1 = c.level_plus_1;
+            const uint64_t old_bytes = reader.look_up(tokens).bytes;
+            for (const std::string &path : store.chunks("L0")) // else by better provenance
+                std::filesystem::remove(store.dir.path + "/" + path);
+            after.amplitude = amplitude;
+            ASSERT_EQ(after.save(tokens), CACHEGEN_OK);
+
+            const Load l = reader.load(tokens);
+            EXPECT_EQ(l.hit.bytes, old_bytes) << "it remembers";
+            EXPECT_EQ(l.status, CACHEGEN_OK);
+            EXPECT_EQ(l.progress.loaded_tokens, 95u);
+            const cachegen_stats s = reader.stats();
+            EXPECT_EQ(s.chunks_corrupt + s.chunks_truncated + s.loads_failed, 0u);
+            fresh.level_plus_1 = l.progress.worst_level + 1;
+            const Load now = fresh.load(tokens);
+            EXPECT_NE(now.hit.bytes, old_bytes);
+            EXPECT_TRUE(fresh.memory == reader.memory);
+            reader.level_plus_1 = fresh.level_plus_1;
+            EXPECT_EQ(reader.look_up(tokens).bytes, now.hit.bytes) << "it has asked";
         }
 }
 
