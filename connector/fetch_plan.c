@@ -284,6 +284,16 @@ static bool is_final(const cg_fetch_plan *plan, const cg_fetch *fetch, uint32_t 
             (level <= chunk->hoped || !(plan->input.expected_bytes > 0)));
 }
 
+/* What has arrived of a chunk behind the level at which it is decoded, without the rest of the page
+ * in which that ends. */
+static uint64_t bytes_behind(const cg_fetch *fetch, uint32_t index)
+{
+    const cg_fetch_chunk *chunk = &fetch->chunks[index];
+    const uint64_t bytes = fetch->sizes[index].bytes[chunk->level],
+                   n_pages = (bytes + CG_FETCH_PAGE_BYTES - 1) / CG_FETCH_PAGE_BYTES;
+    return chunk->held_bytes - smaller(chunk->held_bytes, n_pages * CG_FETCH_PAGE_BYTES);
+}
+
 cg_fetch *cg_fetch_next_decode(cg_fetch_plan *plan, const cg_speeds *speeds, uint64_t now_ns,
                                uint32_t *chunk_index_out)
 {
@@ -296,6 +306,7 @@ cg_fetch *cg_fetch_next_decode(cg_fetch_plan *plan, const cg_speeds *speeds, uin
                 continue;
             chunk->level = cg_fetch_level_in(fetch, i, chunk->arrived_bytes);
             chunk->state = CG_FETCH_DECODING;
+            fetch->dropped_bytes += bytes_behind(fetch, i);
             fetch->todo.is_counted = false;
             cg_fetch_let_go(plan, fetch, chunk);
             plan->bytes_decoding += chunk->held_bytes;

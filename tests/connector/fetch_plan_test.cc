@@ -888,8 +888,14 @@ TEST_F(FetchPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
     }
     const cg_fetch_read *refinement = next();
     ASSERT_NE(refinement, nullptr);
-    id = refinement->id;
     EXPECT_EQ(refinement->chunk_index, 1u) << "the end of the context";
+    const uint64_t first_id = refinement->id, first_bytes = refinement->bytes;
+    ASSERT_NE(refinement = next(), nullptr);
+    EXPECT_EQ(refinement->chunk_index, 1u);
+    id = refinement->id;
+    const uint64_t second_bytes = refinement->bytes;
+    EXPECT_EQ(ended(first_id, true), CG_FETCH_KEEP);
+    EXPECT_EQ(decode(), -1);
     uint32_t index;
     EXPECT_EQ(cg_fetch_hopeless(&plan, &speeds, 0, &index), nullptr);
     const uint64_t wake_ns = cg_fetch_wake_ns(&plan);
@@ -899,8 +905,9 @@ TEST_F(FetchPlanTest, WhatCouldStillBeRefinedWaitsUntilDecodingMustStart)
     EXPECT_EQ(decode(wake_ns), 0);
     EXPECT_EQ(decode(wake_ns), 1);
     EXPECT_EQ(fetch.s.chunks[1].level, CG_L3);
+    EXPECT_EQ(fetch.s.dropped_bytes, first_bytes) << "half of a step to L2 is none";
     EXPECT_EQ(ended(id, true, wake_ns), CG_FETCH_DROP) << "too late";
-    EXPECT_GT(fetch.s.dropped_bytes, 0u);
+    EXPECT_EQ(fetch.s.dropped_bytes, first_bytes + second_bytes);
     for (uint32_t i = 0; i < 2; i++)
         EXPECT_TRUE(cg_fetch_decode_ended(&plan, &fetch.s, i, true));
     EXPECT_TRUE(cg_fetch_is_settled(&fetch.s));
