@@ -419,8 +419,8 @@ static void add_to_prefix(cachegen_load *load, const cg_load_chunk *chunk)
         p->worst_level = chunk->worst_level;
     const uint8_t level = load->fetch.chunks[chunk->index].level;
     p->chunks_at[level]++;
-    p->predicted_kl_micronats +=
-        (uint64_t)(1e6 * cg_fetch_kl(&load->fetch, chunk->index, level) + 0.5);
+    load->predicted_kl += cg_fetch_kl(&load->fetch, chunk->index, level);
+    p->predicted_kl_micronats = (uint64_t)(1e6 * load->predicted_kl + 0.5);
 }
 
 void cg_load_decode_ended(cg_load_chunk *chunk)

@@ -51,6 +51,7 @@ struct cachegen_load {
     cg_fetch fetch;                /* in the runtime's plan until done */
     uint32_t n_jobs;               /* of chunks, on the pool */
     cachegen_progress progress;
+    double predicted_kl;   /* of progress, which is rounded */
     uint64_t lost_ns;      /* of the engine's time, until the host knows that the load is done */
     cg_trace *trace;       /* until done; NULL: none */
     cg_load_chunk *chunks; /* [plan->n_chunks] */
