@@ -62,6 +62,15 @@ static pipeline pipeline_behind_others(const cg_controller_input *in)
     return (pipeline){in->queued_bytes * 8e9 / in->link_bps, in->queued_decode_ns};
 }
 
+/* Of what is loaded here. Its way to the store passes while others' bytes come. */
+static pipeline own_pipeline(const cg_controller_input *in)
+{
+    pipeline p = pipeline_behind_others(in);
+    if (in->policy != CG_POLICY_PAPER)
+        p.read_end_ns = larger(p.read_end_ns, in->latency_ns);
+    return p;
+}
+
 /* Whether so much is recomputed behind n_load chunks that the engine takes turns for it. */
 static bool takes_turns(const cg_controller_input *in, size_t n_load)
 {
@@ -121,7 +130,7 @@ static double finest_in_time(const cg_controller_input *in, size_t n, double bud
             read_left[wish] += read_ns(in, i, level);
             decode_left[wish] += decode_ns(in, i, level);
         }
-    pipeline p = pipeline_behind_others(in);
+    pipeline p = own_pipeline(in);
     for (size_t i = 0; i < n; i++) {
         uint8_t chosen = fastest(in, i);
         for (uint8_t wish = 0; wish < CG_N_LEVELS; wish++) {
@@ -153,7 +162,7 @@ static size_t least_delay(const cg_controller_input *in, double tokens_in_all, u
     const bool may_cut = in->recompute.tokens_per_s > 0;
     double tokens_left = tokens_in_all, least_ns = cost_ns(in, 0, 0, tokens_left);
     size_t best = 0;
-    pipeline p = pipeline_behind_others(in);
+    pipeline p = own_pipeline(in);
     *load_ns_out = 0;
     for (size_t i = 0; i < in->n_chunks; i++) {
         levels_out[i] = fastest(in, i);
@@ -178,22 +187,34 @@ static double tokens_not_in(const cg_controller_input *in, size_t n, double toke
     return tokens_in_all;
 }
 
+/* Whether a load does not pay over any link, since the store answers too late. */
+static bool is_too_far(const cg_controller_input *in, double tokens_in_all)
+{
+    const bool has_budget = in->policy == CG_POLICY_TTFT_BUDGET;
+    const double load_ns = end_ns(in, in->n_chunks, in->latency_ns, in->other_tokens);
+    return (has_budget || in->policy == CG_POLICY_MIN_DELAY) && in->recompute.tokens_per_s > 0 &&
+           !(has_budget && load_ns <= (double)in->budget_ns) &&
+           end_ns(in, 0, 0, tokens_in_all) < load_ns;
+}
+
 cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8_t *levels_out)
 {
     cg_controller_decision decision = {.n_load = in->n_chunks};
-    double tokens = in->other_tokens, load_ns = 0;
+    double tokens = in->other_tokens, load_ns = 0, tokens_in_all = tokens;
+    for (size_t i = 0; i < in->n_chunks; i++)
+        tokens_in_all += in->chunks[i].n_tokens;
 
     if (!(in->link_bps > 0) || in->policy == CG_POLICY_FIXED) {
         for (size_t i = 0; i < in->n_chunks; i++)
             levels_out[i] = cg_controller_nearest(
                 &in->chunks[i], in->policy == CG_POLICY_MIN_DELAY ? CG_L3 : CG_L2);
-        decision.reserve_ns = (uint64_t)recompute_ns(in, tokens);
+        if (is_too_far(in, tokens_in_all))
+            decision.n_load = 0;
+        decision.reserve_ns =
+            (uint64_t)recompute_ns(in, tokens_not_in(in, decision.n_load, tokens_in_all));
         return decision;
     }
 
-    double tokens_in_all = tokens;
-    for (size_t i = 0; i < in->n_chunks; i++)
-        tokens_in_all += in->chunks[i].n_tokens;
     if (in->policy == CG_POLICY_MIN_DELAY) {
         decision.n_load = least_delay(in, tokens_in_all, levels_out, &load_ns);
     } else if (in->n_chunks > 0) {

@@ -3,8 +3,8 @@
  *
  * A pure function of sizes, speeds and the time that is left. The idea is that of CacheGen, SIGCOMM
  * 2024, section 5.3: when the link is slow, a coarser level now is better than a fine one too late.
- * The model of a load: chunks are read one after the other at the link's speed, and decoded as they
- * arrive, on all of the connector's threads.
+ * The model of a load: chunks are read one after the other at the link's speed, from when the store
+ * can have answered on, and decoded as they arrive, on all of the connector's threads.
  *
  * ttft_budget (time to first token): each chunk gets the finest level with which it and all that
  * remain still end in time. If no level ends in time, part of the prompt is recomputed. It is cut
@@ -16,9 +16,11 @@
  * compute. (Less than a chunk is computed in the engine's next step, beside its other work.) Others
  * that are loaded while the engine computes wait until that is done. If the cut makes this request
  * late (with min_delay always), others' waiting counts as its own, and each late request costs the
- * budget that is left. Others are taken to have as much left. (paper knows nothing of the engine.)
+ * budget that is left. Others are taken to have as much left. (paper knows nothing of the engine,
+ * nor of the way to the store.)
  *
- * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3).
+ * While the link's speed is unknown, all is loaded, at L2 or what is nearest to it (min_delay: L3),
+ * unless the store alone answers too late, and recomputing all takes less.
  *
  * A load with a budget goes by these levels only where it cannot read coarse first and refine
  * (connector/extents.h). A look-up goes by them to tell how much of the prompt is loaded.
@@ -53,6 +55,7 @@ typedef struct cg_controller_input {
     uint64_t budget_ns;                      /* what is left of it */
     double link_bps;                         /* 0: unknown */
     double link_hope;                        /* it may prove so many times faster; 0: as it is */
+    double latency_ns;                       /* the first byte comes no sooner */
     double queued_bytes;                     /* that other loads must have first */
     double queued_decode_ns;                 /* that decoding those takes, all threads at work */
     uint32_t queued_loads;                   /* how many; taken to end evenly along that */

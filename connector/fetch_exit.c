@@ -187,9 +187,10 @@ double cg_fetch_undecoded_ns(const cg_fetch_plan *plan, const cg_speeds *speeds)
     return ns;
 }
 
-/* What goes before: to be read, and to be decoded; decoding_ns of that is being decoded. */
+/* What goes before: to be read, and to be decoded; decoding_ns of that is being decoded. Meanwhile
+ * the first byte is on its way, for trip_ns. */
 typedef struct queue {
-    double bytes, decode_ns, decoding_ns;
+    double bytes, decode_ns, decoding_ns, trip_ns;
 } queue;
 
 /* The first chunk that is not being decoded yet; fetch->end: all are. *waits_out: for some before
@@ -234,7 +235,8 @@ static cut best_cut(const cg_fetch *fetch, const cg_speeds *speeds, double link_
         before.decode_ns += decode_ns;
         here_ns += decode_ns;
         tokens -= fetch->sizes[i].n_tokens;
-        const double read_ns = (before.bytes + missing) * 8e9 / link_bps + decode_ns;
+        const double read_ns = later(before.bytes * 8e9 / link_bps, before.trip_ns) +
+                               missing * 8e9 / link_bps + decode_ns;
         const double load_ns = !(missing > 0)               ? here_ns
                                : read_ns > before.decode_ns ? read_ns
                                                             : before.decode_ns;
@@ -264,7 +266,7 @@ typedef struct outlook {
 static queue first_in_queue(const cg_fetch_plan *plan, const cg_speeds *speeds)
 {
     const double ns = decoding_ns(plan, speeds);
-    return (queue){speeds->others.bytes, ns, ns};
+    return (queue){speeds->others.bytes, ns, ns, 0};
 }
 
 static void queue_add(queue *before, const cg_fetch *fetch, const cg_speeds *speeds)
@@ -273,6 +275,20 @@ static void queue_add(queue *before, const cg_fetch *fetch, const cg_speeds *spe
         before->bytes += missing_bytes(fetch, i);
         before->decode_ns += undecoded_ns(fetch, i, speeds);
     }
+}
+
+/* How long it still takes the store to answer, where it has answered nothing of a fetch yet. */
+static double trip_ns(const cg_fetch *fetch, const outlook *o)
+{
+    uint64_t asked_ns = o->now_ns;
+    if (fetch->link_ns > 0)
+        return 0;
+    for (uint32_t i = 0; i < o->plan->window.depth; i++) {
+        const cg_fetch_read *read = &o->plan->reads[i];
+        if (read->id != 0 && read->fetch == fetch && read->submitted_ns < asked_ns)
+            asked_ns = read->submitted_ns;
+    }
+    return later(o->speeds->latency_ns - (double)(o->now_ns - asked_ns), 0);
 }
 
 /* How long the engine computes other things before it can begin with this fetch. It is told of what
@@ -350,6 +366,7 @@ static bool should_cut(const cg_fetch *fetch, const outlook *o, queue before, ui
     const double engine_ns = engine_before_ns(fetch, o);
     const double left = cg_fetch_left_ns(fetch->deadline_ns, o->now_ns);
     const bool has_budget = fetch->policy == CG_POLICY_TTFT_BUDGET;
+    before.trip_ns = trip_ns(fetch, o);
     const cut here = best_cut(fetch, o->speeds, o->link_bps, before, engine_ns, &all_ns);
     const cut safe = best_cut(fetch, o->speeds, o->low_bps, before, engine_ns, &feared_ns);
     const double hope = has_budget || !(o->hope > 0) ? CG_FETCH_HOPE : o->hope;

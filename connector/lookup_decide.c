@@ -67,6 +67,7 @@ static cg_controller_input look_out(cg_runtime *rt, const cachegen_lookup *l,
         .budget_ns = l->budget_ns > spent_ns ? l->budget_ns - spent_ns : 0,
         .link_bps = cg_speeds_link_bps(speeds),
         .link_hope = cg_estimator_hope(&speeds->link),
+        .latency_ns = speeds->latency_ns,
         .queued_bytes = promised.bytes + speeds->others.bytes + own.bytes,
         .queued_loads = n_loads > 0 ? (uint32_t)n_loads : 0,
         .queued_decode_ns = promised_decode_ns + cg_fetch_undecoded_ns(&rt->fetch_plan, speeds),
@@ -205,9 +206,10 @@ void cg_lookup_decide(cg_runtime *rt, cachegen_lookup *l)
         const uint32_t stored =
             take_sizes(prefix, all) + (prefix->n_chunks > 0 ? plan.first_position : 0);
         cg_controller_decision decision = choose(rt, l, all, stored, false, sizes, levels);
-        /* Is it what is believed of the link that keeps all away, and not a bound of quality? */
+        /* Is it what is believed of the link that keeps all away, and not a bound of quality, or
+         * the way to the store? */
         if (prefix->n_chunks > 0 && decision.n_load == 0 &&
-            (!(l->max_kl > 0) || choose(rt, l, all, stored, true, sizes, levels).n_load > 0)) {
+            choose(rt, l, all, stored, true, sizes, levels).n_load > 0) {
             if (forget_old_link(rt))
                 decision = choose(rt, l, all, stored, false, sizes, levels);
             if (decision.n_load == 0 && doubts_prior(rt, (cg_policy)c->config->policy))

@@ -86,6 +86,49 @@ TEST_F(ControllerTest, WhatOthersMustHaveComesFirst)
     EXPECT_EQ(out.n_load, 0u);
 }
 
+TEST_F(ControllerTest, TheFirstByteComesNoSoonerThanTheStoreAnswers)
+{
+    const struct {
+        cg_policy policy;
+        double queued_bytes;
+        uint64_t load_s;
+    } cases[] = {{CG_POLICY_TTFT_BUDGET, 0, 43},
+                 {CG_POLICY_MIN_DELAY, 0, 13},
+                 {CG_POLICY_TTFT_BUDGET, 20e6, 60}, // meanwhile others' bytes come
+                 {CG_POLICY_PAPER, 0, 40}};
+    in.latency_ns = 3e9;
+    for (const auto &c : cases) {
+        in.policy = c.policy;
+        in.queued_bytes = c.queued_bytes;
+        decide();
+        EXPECT_EQ(out.predicted_ns, c.load_s * S) << c.policy << ", " << c.queued_bytes;
+    }
+}
+
+// To compute all takes a second, the way to the store three.
+TEST_F(ControllerTest, OverNoLinkAStoreIsAskedThatAnswersTooLate)
+{
+    const struct {
+        cg_policy policy;
+        uint64_t budget_ns;
+        size_t n_load;
+    } cases[] = {{CG_POLICY_TTFT_BUDGET, 2 * S, 0},
+                 {CG_POLICY_TTFT_BUDGET, 4 * S, 10},
+                 {CG_POLICY_MIN_DELAY, 4 * S, 0},
+                 {CG_POLICY_PAPER, 2 * S, 10},
+                 {CG_POLICY_FIXED, 2 * S, 10}};
+    in.link_bps = 0;
+    in.latency_ns = 3e9;
+    in.recompute.tokens_per_s = 2560;
+    for (const auto &c : cases) {
+        in.policy = c.policy;
+        in.budget_ns = c.budget_ns;
+        decide();
+        EXPECT_EQ(out.n_load, c.n_load) << c.policy << ", " << c.budget_ns;
+        EXPECT_EQ(out.reserve_ns, c.n_load > 0 ? 0 : S);
+    }
+}
+
 TEST_F(ControllerTest, PrefersLosslessWhereItFits)
 {
     for (auto &chunk : chunks)

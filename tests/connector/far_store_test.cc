@@ -182,6 +182,22 @@ std::vector<uint32_t> look_up_at_once(const Engine &engine,
 }
 
 // The first may be asked alone, before the others have come.
+TEST_F(FarStoreTest, WhatIsComputedSoonerThanItAnswersIsNotLoaded)
+{
+    const Tokens tokens = prompt(CHUNK * 2);
+    save(tokens);
+    EXPECT_EQ(far->look_up(tokens).hit_tokens, CHUNK * 2 - 1) << "it is not known how soon";
+    for (const char *prior : {"", ", \"prior_mbps\": 1000000"}) {
+        SCOPED_TRACE(prior);
+        Engine engine(mount.path, store.spec,
+                      std::string(PATIENT) + ", \"policy\": \"min_delay\"" + prior);
+        cachegen_report_prefill(engine.c, 1000000, 1000000);
+        const cachegen_hit hit = engine.look_up(tokens);
+        EXPECT_EQ(hit.stored_tokens, CHUNK * 2 - 1);
+        EXPECT_EQ(hit.hit_tokens, 0u);
+    }
+}
+
 TEST_F(FarStoreTest, LookUpsAtOnceShareRounds)
 {
     std::vector<Tokens> prompts;

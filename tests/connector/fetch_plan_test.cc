@@ -1522,6 +1522,27 @@ TEST_F(FetchPlanTest, OverAFarFastLinkThatIsNotKnownNoLoadIsGivenUp)
         }
 }
 
+// Computing takes 51 ms, reading 2.
+TEST_F(FetchPlanTest, UntilTheStoreHasAnsweredTheRestOfItsWayCounts)
+{
+    for (const bool has_answered : {false, true}) {
+        SCOPED_TRACE(has_answered);
+        Fetch fetch(2);
+        fetch.s.policy = CG_POLICY_MIN_DELAY;
+        start(16, 1000000 * KB);
+        link(125e6);
+        speeds.latency_ns = 150e6;
+        speeds.configured_tokens_per_s = 10000;
+        add(&fetch);
+        EXPECT_EQ(cut(), 0) << "nothing is asked for yet";
+        ASSERT_GT(begin_all(), 0u);
+        EXPECT_EQ(cut(90 * MS), 0);
+        if (has_answered)
+            ended(1, true, 90 * MS);
+        EXPECT_EQ(cut((has_answered ? 90 : 110) * MS), -1);
+    }
+}
+
 TEST_F(FetchPlanTest, AfterTwoLoadsALookUpTakesNoSteadyFarLinkForAFasterOne)
 {
     for (const double round_trip_ms : {10.0, 20.0, 40.0, 60.0})

@@ -202,6 +202,7 @@ class Run
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_speeds_link_bps(&speeds_);
         input.link_hope = cg_estimator_hope(&speeds_.link);
+        input.latency_ns = speeds_.latency_ns;
         const cg_wanted wanted = cg_fetch_wanted(&plan_);
         input.queued_bytes = wanted.bytes;
         input.queued_loads = static_cast<uint32_t>(wanted.n_loads);

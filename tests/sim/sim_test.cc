@@ -227,6 +227,20 @@ TEST(SimTest, WithMinDelayAFarFastLinkIsUsed)
         }
 }
 
+// Computing takes 51 ms, loading over the link itself 15.
+TEST(SimTest, WhatIsComputedSoonerThanTheStoreAnswersIsNotLoaded)
+{
+    Model model = llama8b();
+    model.context_tokens = 512;
+    for (const cg_policy policy : {CG_POLICY_MIN_DELAY, CG_POLICY_TTFT_BUDGET})
+        for (const double prior : {0.0, 1.0}) {
+            auto setup = setup_of(policy, 0.1, 1, prior);
+            setup.round_trip_s = 0.15;
+            for (const Outcome &o : simulate(model, setup, constant(1000), 0, 3))
+                EXPECT_LE(o.ttft_s, 1.1 * recompute_s(model)) << policy << ", " << prior;
+        }
+}
+
 TEST(SimTest, OverAFarFastLinkTheFirstLoadMeetsItsBudget)
 {
     Model model = llama8b();
