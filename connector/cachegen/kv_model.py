@@ -57,6 +57,8 @@ def _refuse_by_config(config):
         raise Unsupported(f"layers of the kind {', '.join(sorted(kinds))}")
     if getattr(config, "new_decoder_architecture", False) and config.num_kv_heads != config.num_attention_heads:
         raise Unsupported("Falcon's new decoder architecture, whose K and V transformers keeps once a query head")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise Unsupported("layers that share the K and V of others (num_kv_shared_layers in its configuration)")
     for name in ("head_dim", "num_key_value_heads"):
         try:
             getattr(config, name, None)

@@ -327,6 +327,9 @@ def run(options):
         raise SystemExit(f"self_profile: {error}") from error
     geometry, chunks = find_chunks(options.store, described)
     rope = find_rope(described, options.model_dir, geometry.head_dim, options.max_model_len)
+    if rope.kind == "by_layer" and len(rope.inv_freq) != geometry.n_layers:  # as where layers share K and V
+        raise SystemExit(f"self_profile: a rope for each of {len(rope.inv_freq)} layers, the chunks say "
+                         f"{geometry.n_layers}: layers that share the K and V of others are not supported")  # fmt: skip
     model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20
     chunks, held_out = take(chunks, options.max_tokens)
     n_tokens = sum(chunk.n_tokens for chunk in chunks)

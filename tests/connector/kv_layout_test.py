@@ -280,6 +280,16 @@ class KvLayoutTest(unittest.TestCase):
         made.bind_connector_metadata(Metadata(loads=[LoadPlan("r", 0, 128, [4, 1], b"")]))
         self.assertEqual(library.tables, [[4, 1]])
 
+    def test_layers_that_read_another_one_s_k_and_v_are_left_out(self):
+        _, caches = make_cache(KVCacheLayout.LBNHC, 16, 16, torch.bfloat16)
+        own, last = list(caches), list(caches)[-1]
+        shared = {f"model.layers.{N_LAYERS + i}.self_attn.attn": caches[last] for i in range(2)}
+        config = engine(caches)
+        alias = types.SimpleNamespace(kv_sharing_target_layer_name=last)
+        config.compilation_config.static_forward_context |= dict.fromkeys(shared, alias)
+        layout = kv_layout(on_gpu(caches | shared), config)
+        self.assertEqual(layout["bases"], [caches[name].data_ptr() for name in own])
+
     def test_without_a_gpu_the_worker_says_why(self):
         library = Recorder()
         library.gpu_reason = b"no CUDA-capable device"

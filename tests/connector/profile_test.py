@@ -121,6 +121,11 @@ REFUSED = {
     "layers of the kind .*(mamba|linear_attention)": lambda: config(
         **GRANITE, layer_types=["attention", "mamba", "attention"]),
     "MLA": lambda: config("DeepseekV3", num_key_value_heads=4),
+    "layers that share the K and V of others": lambda: config(
+        "Gemma3nText", num_hidden_layers=5, num_kv_shared_layers=2, num_key_value_heads=2, head_dim=32,
+        vocab_size_per_layer_input=256, hidden_size_per_layer_input=16, laurel_rank=16,
+        activation_sparsity_pattern=[0.0] * 5,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] + ["full_attention"] * 2),
     "layers that differ in head_dim": lambda: config(
         "Gemma4Text", num_key_value_heads=2, head_dim=32, global_head_dim=64, pad_token_id=None,
         vocab_size_per_layer_input=256, hidden_size_per_layer_input=16,

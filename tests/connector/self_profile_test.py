@@ -99,6 +99,9 @@ class StoreTest(unittest.TestCase):
         self.refuse("192 tokens to learn from.*2048 are needed")
         describe(self.store, rope={**rope, "rotary_dim": 64})
         self.refuse("rotary_dim 64, head_dim is 32")
+        layers = [rope, {**rope, "theta": 500.0}, rope]
+        describe(self.store, rope={**rope, "kind": "by_layer", "layers": layers})
+        self.refuse("of 3 layers, the chunks say 2")
         describe(self.store, rope=rope, n_layers=7)
         self.refuse("n_layers 7, the chunks say 2")
         describe(self.store, rope=rope, model_fingerprint="00" * 16)

@@ -20,7 +20,7 @@ ROW_ALIGNMENT = 16  # bytes; kernels move so many at once
 def kv_layout(kv_caches, vllm_config, first_head=0):
     """register_kv()'s arguments for what vLLM gives a connector: layers' names -> tensors. first_head: of the rank's KV
     heads. Unsupported."""
-    names = _in_order(kv_caches)
+    names = _in_order(name for name in kv_caches if not _is_alias(name, vllm_config))
     first = kv_caches[names[0]]
     if first.dim() != 4 or first.shape[3] % 2 != 0:
         raise Unsupported(
@@ -63,10 +63,16 @@ def kernel_blocks(block_ids, n_each):
     return [block * n_each + i for block in block_ids for i in range(n_each)]
 
 
-def _in_order(kv_caches):
+def _is_alias(layer_name, vllm_config):
+    """Whether a layer reads the K and V of another one and has none of its own (KV sharing, as in Gemma 3n)."""
+    layer = vllm_config.compilation_config.static_forward_context.get(layer_name)
+    return getattr(layer, "kv_sharing_target_layer_name", None) is not None
+
+
+def _in_order(layer_names):
     from vllm.model_executor.models.utils import extract_layer_index
 
-    names = sorted(kv_caches, key=extract_layer_index)
+    names = sorted(layer_names, key=extract_layer_index)
     if [extract_layer_index(name) for name in names] != list(range(len(names))):
         raise Unsupported(f"layers {', '.join(names)}: one attention a layer is supported")
     return names
