@@ -26,8 +26,9 @@ typedef struct expiry {
     int64_t now_s;
     bool (*is_over)(void *user);
     void *user;
-    ino_t *inos;
-    size_t n_inos, max_inos, n_removed;
+    int64_t at_s; /* of the context that is looked at */
+    cg_expired_file *files;
+    size_t n_files, max_files, n_removed;
     unsigned n_moved; /* names in the staging folder that were tried */
 } expiry;
 
@@ -51,7 +52,7 @@ bool cg_context_parse_time(const char *text, size_t n_bytes, int64_t *seconds_ou
     return true;
 }
 
-static bool has_expired(int dir_fd, int64_t now_s)
+static bool has_expired(int dir_fd, int64_t now_s, int64_t *at_s_out)
 {
     char text[TIME_BYTES];
     struct stat attr;
@@ -64,7 +65,7 @@ static bool has_expired(int dir_fd, int64_t now_s)
     return n > 0 && cg_context_parse_time(text, (size_t)n, &seconds) &&
            (fstatat(dir_fd, "context.json", &attr, AT_SYMLINK_NOFOLLOW) == 0 ||
             fstat(dir_fd, &attr) == 0) &&
-           now_s - attr.st_mtim.tv_sec >= seconds;
+           !__builtin_add_overflow(attr.st_mtim.tv_sec, seconds, at_s_out) && now_s >= *at_s_out;
 }
 
 /* The files of a context that is in the staging folder already. */
@@ -74,11 +75,11 @@ static cg_status note_file(void *user, int dir_fd, const char *path, const struc
     (void)dir_fd, (void)path;
     if (!S_ISREG(attr->st_mode))
         return CG_OK;
-    ino_t *inos = cg_grown(e->inos, e->n_inos, &e->max_inos, sizeof *inos);
-    if (inos == NULL)
+    cg_expired_file *files = cg_grown(e->files, e->n_files, &e->max_files, sizeof *files);
+    if (files == NULL)
         return CG_ERR_NO_MEMORY;
-    e->inos = inos;
-    e->inos[e->n_inos++] = attr->st_ino;
+    e->files = files;
+    e->files[e->n_files++] = (cg_expired_file){attr->st_ino, e->at_s};
     return CG_OK;
 }
 
@@ -181,7 +182,7 @@ static cg_status visit_context(expiry *e, int dir_fd, const char *leaf)
     const int fd = openat(dir_fd, leaf, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return CG_OK;
-    if (has_expired(fd, e->now_s))
+    if (has_expired(fd, e->now_s, &e->at_s))
         status = remove_context(e, dir_fd, leaf, fd);
     close(fd);
     return status;
@@ -197,14 +198,28 @@ static cg_status visit_model(expiry *e, int root_fd, const char *model)
     return fd >= 0 ? for_each_folder(e, fd, visit_context) : CG_OK;
 }
 
-static int by_number(const void *a, const void *b)
+static int by_number_and_time(const void *a, const void *b)
 {
-    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
-    return x < y ? -1 : x > y;
+    const cg_expired_file *x = a, *y = b;
+    if (x->ino != y->ino)
+        return x->ino < y->ino ? -1 : 1;
+    return x->at_s < y->at_s ? -1 : x->at_s > y->at_s;
+}
+
+/* In order, each once: where it was in several contexts, as of the one whose time was over last. */
+static void sort_files(expiry *e)
+{
+    size_t n = 0;
+    if (e->n_files > 0)
+        qsort(e->files, e->n_files, sizeof *e->files, by_number_and_time);
+    for (size_t i = 0; i < e->n_files; i++)
+        if (i + 1 == e->n_files || e->files[i].ino != e->files[i + 1].ino)
+            e->files[n++] = e->files[i];
+    e->n_files = n;
 }
 
 cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(void *user),
-                             void *user, ino_t **inos_out, size_t *n_inos_out,
+                             void *user, cg_expired_file **files_out, size_t *n_files_out,
                              size_t *n_removed_out)
 {
     expiry e = {
@@ -212,10 +227,9 @@ cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(v
     e.n_moved = remove_moved(staging);
     const cg_status status =
         for_each_folder(&e, openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), visit_model);
-    if (e.n_inos > 0)
-        qsort(e.inos, e.n_inos, sizeof *e.inos, by_number);
-    *inos_out = e.inos;
-    *n_inos_out = e.n_inos;
+    sort_files(&e);
+    *files_out = e.files;
+    *n_files_out = e.n_files;
     *n_removed_out = e.n_removed;
     return status;
 }

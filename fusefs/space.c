@@ -359,16 +359,20 @@ static bool survey_again(cg_fs *fs, cg_survey *survey)
 
 static int by_number(const void *a, const void *b)
 {
-    const ino_t x = *(const ino_t *)a, y = *(const ino_t *)b;
-    return x < y ? -1 : x > y;
+    const cg_expired_file *x = a, *y = b;
+    return x->ino < y->ino ? -1 : x->ino > y->ino;
 }
 
-/* What expired contexts named. By what it is: a file that loses its finest levels gets another
- * number. */
+/* What expired contexts named, and when their time was over. By what it is: a file that loses its
+ * finest levels gets another number. */
+typedef struct expired_chunk {
+    cg_key id;
+    int64_t at_s;
+} expired_chunk;
+
 typedef struct expired {
-    cg_key *ids;
-    size_t n_ids, max_ids;
-    int64_t at_s; /* by the store's clock */
+    expired_chunk *chunks;
+    size_t n_chunks, max_chunks;
 } expired;
 
 static cg_key id_of(const cg_survey *survey, const cg_object_file *file)
@@ -384,42 +388,62 @@ static cg_key id_of(const cg_survey *survey, const cg_object_file *file)
 
 static int by_id(const void *a, const void *b)
 {
-    return memcmp(a, b, sizeof(cg_key));
+    const expired_chunk *x = a, *y = b;
+    return memcmp(&x->id, &y->id, sizeof x->id);
 }
 
 /* What nobody has used since goes first. */
 static void put_first(cg_survey *survey, const expired *gone)
 {
-    for (size_t i = 0; gone->n_ids > 0 && i < survey->n_files; i++) {
+    for (size_t i = 0; gone->n_chunks > 0 && i < survey->n_files; i++) {
         cg_object_file *file = &survey->files[i];
-        const cg_key id = id_of(survey, file);
-        if (file->used_at_s < gone->at_s &&
-            bsearch(&id, gone->ids, gone->n_ids, sizeof id, by_id) != NULL)
+        const expired_chunk wanted = {.id = id_of(survey, file)};
+        const expired_chunk *found =
+            bsearch(&wanted, gone->chunks, gone->n_chunks, sizeof wanted, by_id);
+        if (found != NULL && file->used_at_s < found->at_s)
             file->used_at_s = 0;
     }
 }
 
-/* Removes what has expired. False: there is no survey any more. The caller frees the ids. */
+/* In order, each once. */
+static void sort_expired(expired *gone)
+{
+    size_t n = 0;
+    if (gone->n_chunks == 0)
+        return;
+    qsort(gone->chunks, gone->n_chunks, sizeof *gone->chunks, by_id);
+    for (size_t i = 1; i < gone->n_chunks; i++) {
+        if (by_id(&gone->chunks[n], &gone->chunks[i]) != 0)
+            gone->chunks[++n] = gone->chunks[i];
+        else if (gone->chunks[n].at_s < gone->chunks[i].at_s)
+            gone->chunks[n] = gone->chunks[i];
+    }
+    gone->n_chunks = n + 1;
+}
+
+/* Removes what has expired. False: there is no survey any more. The caller frees the chunks. */
 static bool expire(cg_fs *fs, cg_survey *survey, expired *gone_out)
 {
-    ino_t *inos;
-    size_t n_inos, n_removed;
-    gone_out->at_s = cg_staging_now_s(&fs->staging);
-    cg_contexts_expire(fs->root_fd, &fs->staging, may_not_go_on, fs, &inos, &n_inos, &n_removed);
+    cg_expired_file *files;
+    size_t n_files, n_removed;
+    cg_contexts_expire(fs->root_fd, &fs->staging, may_not_go_on, fs, &files, &n_files, &n_removed);
     cg_metrics_add(&fs->metrics.expired, n_removed);
     const bool is_there = n_removed == 0 || survey_again(fs, survey);
-    for (size_t i = 0; is_there && n_inos > 0 && i < survey->n_files; i++) {
-        if (bsearch(&survey->files[i].ino, inos, n_inos, sizeof *inos, by_number) == NULL)
+    for (size_t i = 0; is_there && n_files > 0 && i < survey->n_files; i++) {
+        const cg_expired_file wanted = {.ino = survey->files[i].ino};
+        const cg_expired_file *found = bsearch(&wanted, files, n_files, sizeof wanted, by_number);
+        if (found == NULL)
             continue;
-        cg_key *ids = cg_grown(gone_out->ids, gone_out->n_ids, &gone_out->max_ids, sizeof *ids);
-        if (ids == NULL)
+        expired_chunk *chunks =
+            cg_grown(gone_out->chunks, gone_out->n_chunks, &gone_out->max_chunks, sizeof *chunks);
+        if (chunks == NULL)
             break; /* the rest goes in its turn */
-        gone_out->ids = ids;
-        ids[gone_out->n_ids++] = id_of(survey, &survey->files[i]);
+        gone_out->chunks = chunks;
+        chunks[gone_out->n_chunks++] =
+            (expired_chunk){id_of(survey, &survey->files[i]), found->at_s};
     }
-    if (gone_out->n_ids > 0)
-        qsort(gone_out->ids, gone_out->n_ids, sizeof *gone_out->ids, by_id);
-    free(inos);
+    sort_expired(gone_out);
+    free(files);
     return is_there;
 }
 
@@ -429,7 +453,7 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
     size_t next_quota = 0;
     uint32_t model;
     bool has_expired = false, is_there = true;
-    expired gone = {.n_ids = 0};
+    expired gone = {.n_chunks = 0};
     while (is_there) {
         const size_t this_quota = next_quota;
         uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
@@ -448,7 +472,7 @@ static void tend_survey(cg_fs *fs, cg_survey *survey)
             break;
         is_there = !has_changed || survey_again(fs, survey);
     }
-    free(gone.ids);
+    free(gone.chunks);
 }
 
 /* Whether anything ever goes. */

@@ -419,10 +419,10 @@ class OwnStaging
     // Contexts that expired.
     size_t expire()
     {
-        ino_t *inos;
-        size_t n_inos, n_removed;
-        cg_contexts_expire(root_fd_, &staging, nullptr, nullptr, &inos, &n_inos, &n_removed);
-        free(inos);
+        cg_expired_file *files;
+        size_t n_files, n_removed;
+        cg_contexts_expire(root_fd_, &staging, nullptr, nullptr, &files, &n_files, &n_removed);
+        free(files);
         return n_removed;
     }
     cg_fsck_result repair()
@@ -1853,6 +1853,23 @@ TEST_F(SpaceTest, ExpiredContextsGoFirstAndPinnedOnesStay)
     EXPECT_EQ(levels_of(expired[0]) & 2u, 0u);
 }
 
+TEST_F(SpaceTest, WhatWasUsedSinceItsContextExpiredGoesInItsTurn)
+{
+    const std::vector<cg_test::Chunk> expired = publish(1, 1, 1), shared = publish(2, 1, 4),
+                                      cold = publish(3, 4, 40);
+    make_context("long ago", {expired[0], shared[0]}, 10);
+    make_context("yesterday", shared, 10);
+    if (!set_ttl("long ago", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    ASSERT_TRUE(set_ttl("yesterday", "9d"));
+    open(used() / 10 * 7);
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(metric("expired_contexts_total"), 2u);
+    EXPECT_EQ(levels_of(expired[0]), 2u | 4u | 8u) << "used since";
+    EXPECT_EQ(levels_of(shared[0]), 0u) << "not since the later one's time was over";
+    EXPECT_NE(levels_of(cold[3]), 2u | 4u | 8u);
+}
+
 // The second quota is looked after by another survey, and what lost levels for the first is in
 // other files by then.
 TEST_F(SpaceTest, WhatExpiredGoesFirstForEachQuota)
@@ -2214,29 +2231,29 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
     if (!set_ttl("c", "1d"))
         GTEST_SKIP() << "no extended attributes here: expiry is not checked";
     OwnStaging own(dir);
-    ino_t *inos;
-    size_t n_inos, n_removed;
+    cg_expired_file *files;
+    size_t n_files, n_removed;
     std::set<std::string> looked_at;
     const auto is_over = [](void *) { return true; };
     EXPECT_EQ(
-        cg_contexts_expire(dir.fd, &own.staging, is_over, nullptr, &inos, &n_inos, &n_removed),
+        cg_contexts_expire(dir.fd, &own.staging, is_over, nullptr, &files, &n_files, &n_removed),
         CG_ERR_CANCELLED);
     EXPECT_EQ(n_removed, 0u);
-    free(inos);
+    free(files);
     {
         const cg_test::OpenHook hook([&](int, const char *path) {
             looked_at.insert(path);
             return 0;
         });
-        EXPECT_EQ(
-            cg_contexts_expire(dir.fd, &own.staging, nullptr, nullptr, &inos, &n_inos, &n_removed),
-            CG_OK);
+        EXPECT_EQ(cg_contexts_expire(dir.fd, &own.staging, nullptr, nullptr, &files, &n_files,
+                                     &n_removed),
+                  CG_OK);
     }
     EXPECT_EQ(n_removed, 1u);
-    EXPECT_EQ(n_inos, 3u) << "two chunks and context.json";
+    EXPECT_EQ(n_files, 3u) << "two chunks and context.json";
     EXPECT_EQ(looked_at.count("c"), 1u);
     EXPECT_EQ(looked_at.count("objects"), 0u);
-    free(inos);
+    free(files);
 }
 
 TEST_F(SpaceTest, AModelHasAQuotaOfItsOwn)
