@@ -22,6 +22,7 @@ enum { TIME_BYTES = 24 };
 static const int64_t MAX_SECONDS = INT64_C(1) << 40;
 
 typedef struct expiry {
+    const char *model; /* NULL: all */
     cg_staging *staging;
     int64_t now_s;
     bool (*is_over)(void *user);
@@ -191,7 +192,7 @@ static cg_status visit_context(expiry *e, int dir_fd, const char *leaf)
 static cg_status visit_model(expiry *e, int root_fd, const char *model)
 {
     char path[CG_TREE_NAME_BYTES + sizeof "/contexts"];
-    if (!cg_tree_model_is_valid(model))
+    if (!cg_tree_model_is_valid(model) || (e->model != NULL && strcmp(e->model, model) != 0))
         return CG_OK;
     snprintf(path, sizeof path, "%s/contexts", model);
     const int fd = cg_beneath_open(root_fd, path, O_RDONLY | O_DIRECTORY);
@@ -218,12 +219,15 @@ static void sort_files(expiry *e)
     e->n_files = n;
 }
 
-cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(void *user),
-                             void *user, cg_expired_file **files_out, size_t *n_files_out,
-                             size_t *n_removed_out)
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, const char *model,
+                             bool (*is_over)(void *user), void *user, cg_expired_file **files_out,
+                             size_t *n_files_out, size_t *n_removed_out)
 {
-    expiry e = {
-        .staging = staging, .now_s = cg_staging_now_s(staging), .is_over = is_over, .user = user};
+    expiry e = {.model = model,
+                .staging = staging,
+                .now_s = cg_staging_now_s(staging),
+                .is_over = is_over,
+                .user = user};
     e.n_moved = remove_moved(staging);
     const cg_status status =
         for_each_folder(&e, openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), visit_model);

@@ -34,14 +34,15 @@ typedef struct cg_expired_file {
     int64_t at_s; /* when the context's time was over; the last of them if there were several */
 } cg_expired_file;
 
-/* Removes the contexts of all models that have expired, by the store's clock. Each disappears at
- * once and as a whole. is_over (may be NULL) is asked before each; true ends it. Nothing is looked
- * at but the folders of contexts. *files_out[*n_files_out], malloc'ed: the files that were in them,
- * each once, in ascending order. *n_removed_out may have contexts also after an error.
- * CG_ERR_NO_MEMORY. CG_ERR_CANCELLED: is_over said so. CG_ERR_...: the root cannot be read. */
-cg_status cg_contexts_expire(int root_fd, cg_staging *staging, bool (*is_over)(void *user),
-                             void *user, cg_expired_file **files_out, size_t *n_files_out,
-                             size_t *n_removed_out);
+/* Removes the contexts of model (NULL: of all) that have expired, by the store's clock. Each
+ * disappears at once and as a whole. is_over (may be NULL) is asked before each; true ends it.
+ * Nothing is looked at but the folders of contexts. *files_out[*n_files_out], malloc'ed: the files
+ * that were in them, each once, in ascending order. *n_removed_out may have contexts also after an
+ * error. CG_ERR_NO_MEMORY. CG_ERR_CANCELLED: is_over said so. CG_ERR_...: the root cannot be read.
+ */
+cg_status cg_contexts_expire(int root_fd, cg_staging *staging, const char *model,
+                             bool (*is_over)(void *user), void *user, cg_expired_file **files_out,
+                             size_t *n_files_out, size_t *n_removed_out);
 
 #ifdef __cplusplus
 }

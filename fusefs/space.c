@@ -421,12 +421,15 @@ static void sort_expired(expired *gone)
     gone->n_chunks = n + 1;
 }
 
-/* Removes what has expired. False: there is no survey any more. The caller frees the chunks. */
-static bool expire(cg_fs *fs, cg_survey *survey, expired *gone_out)
+/* Removes what has expired, of the model or of all. False: there is no survey any more. The caller
+ * frees the chunks. */
+static bool expire(cg_fs *fs, cg_survey *survey, uint32_t model, expired *inout)
 {
+    const char *name = model != CG_EVICT_ALL_MODELS ? survey->models[model] : NULL;
     cg_expired_file *files;
     size_t n_files, n_removed;
-    cg_contexts_expire(fs->root_fd, &fs->staging, may_not_go_on, fs, &files, &n_files, &n_removed);
+    cg_contexts_expire(fs->root_fd, &fs->staging, name, may_not_go_on, fs, &files, &n_files,
+                       &n_removed);
     cg_metrics_add(&fs->metrics.expired, n_removed);
     const bool is_there = n_removed == 0 || survey_again(fs, survey);
     for (size_t i = 0; is_there && n_files > 0 && i < survey->n_files; i++) {
@@ -435,14 +438,13 @@ static bool expire(cg_fs *fs, cg_survey *survey, expired *gone_out)
         if (found == NULL)
             continue;
         expired_chunk *chunks =
-            cg_grown(gone_out->chunks, gone_out->n_chunks, &gone_out->max_chunks, sizeof *chunks);
+            cg_grown(inout->chunks, inout->n_chunks, &inout->max_chunks, sizeof *chunks);
         if (chunks == NULL)
             break; /* the rest goes in its turn */
-        gone_out->chunks = chunks;
-        chunks[gone_out->n_chunks++] =
-            (expired_chunk){id_of(survey, &survey->files[i]), found->at_s};
+        inout->chunks = chunks;
+        chunks[inout->n_chunks++] = (expired_chunk){id_of(survey, &survey->files[i]), found->at_s};
     }
-    sort_expired(gone_out);
+    sort_expired(inout);
     free(files);
     return is_there;
 }
@@ -450,21 +452,23 @@ static bool expire(cg_fs *fs, cg_survey *survey, expired *gone_out)
 /* One quota after another: each needs to know what is left. */
 static void tend_survey(cg_fs *fs, cg_survey *survey)
 {
-    size_t next_quota = 0;
+    size_t next_quota = 0, next_expired = 0;
     uint32_t model;
-    bool has_expired = false, is_there = true;
+    bool is_there = true;
     expired gone = {.n_chunks = 0};
     while (is_there) {
         const size_t this_quota = next_quota;
-        uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
+        const uint64_t wanted = find_wanted(fs, survey, &next_quota, &model);
+        /* Their numbers from 1 on; that of all models together is the last. */
+        const size_t quota = next_quota + (model == CG_EVICT_ALL_MODELS);
         /* Only now that room is wanted: until then an expired context is as good as any. It may
          * have been enough, so the same quota is asked again. */
-        if (wanted > 0 && !has_expired) {
-            has_expired = true;
-            if (!expire(fs, survey, &gone))
+        if (wanted > 0 && next_expired <= quota) {
+            next_expired = quota + 1;
+            if (!expire(fs, survey, model, &gone))
                 break;
             next_quota = this_quota;
-            wanted = find_wanted(fs, survey, &next_quota, &model);
+            continue;
         }
         put_first(survey, &gone);
         const bool has_changed = make_room(fs, survey, model, wanted);

@@ -421,7 +421,8 @@ class OwnStaging
     {
         cg_expired_file *files;
         size_t n_files, n_removed;
-        cg_contexts_expire(root_fd_, &staging, nullptr, nullptr, &files, &n_files, &n_removed);
+        cg_contexts_expire(root_fd_, &staging, nullptr, nullptr, nullptr, &files, &n_files,
+                           &n_removed);
         free(files);
         return n_removed;
     }
@@ -1893,6 +1894,53 @@ TEST_F(SpaceTest, WhatExpiredGoesFirstForEachQuota)
         EXPECT_EQ(levels_of(chunk), 2u | 4u | 8u);
 }
 
+// Those of another model would give this one no room.
+TEST_F(SpaceTest, ForAModelsQuotaContextsOfTheModelExpire)
+{
+    make_context("c", publish(1, 2, 20), 10);
+    publish(2, 4, 20);
+    dir.write("other/contexts/c/context.json", std::string("{}"));
+    use("other/contexts/c/context.json", 10);
+    const std::string other = dir.path + "/other/contexts/c";
+    if (!set_ttl("c", "1d"))
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    ASSERT_EQ(setxattr(other.c_str(), CG_CONTEXT_TTL, "1d", 2, 0), 0);
+    cg_fs_config config = {};
+    cg_model_quota quotas[] = {{"other", 1 << 20}, {"m", 0}};
+    quotas[1].bytes = used() / 10 * 9;
+    config.model_quotas = quotas;
+    config.n_model_quotas = 2;
+    config.quota_bytes = 1 << 30;
+    fs = std::make_unique<cg_test::Fs>(dir.path, config);
+    cg_space_tend(fs->fs);
+    EXPECT_FALSE(dir.has("m/contexts/c"));
+    EXPECT_TRUE(dir.has("other/contexts/c"));
+    config.quota_bytes = 1 << 20;
+    fs = std::make_unique<cg_test::Fs>(dir.path, config);
+    cg_space_tend(fs->fs);
+    EXPECT_FALSE(dir.has("other/contexts/c")) << "for all models it goes";
+}
+
+// What had expired of one model was removed for its own quota, and not that of the others.
+TEST_F(SpaceTest, AfterAModelsQuotaContextsOfAllExpireForAll)
+{
+    publish(1, 4, 20);
+    dir.write("other/contexts/c/context.json", std::string("{}"));
+    use("other/contexts/c/context.json", 10);
+    if (setxattr((dir.path + "/other/contexts/c").c_str(), CG_CONTEXT_TTL, "1d", 2, 0) != 0)
+        GTEST_SKIP() << "no extended attributes here: expiry is not checked";
+    const uint64_t used_bytes = used();
+    cg_fs_config config = {};
+    cg_model_quota quotas[] = {{"m", used_bytes / 10 * 9}};
+    config.model_quotas = quotas;
+    config.n_model_quotas = 1;
+    config.quota_bytes = used_bytes / 10 * 6;
+    fs = std::make_unique<cg_test::Fs>(dir.path, config);
+    cg_space_tend(fs->fs);
+    EXPECT_FALSE(dir.has("other/contexts/c"));
+    EXPECT_EQ(metric("expired_contexts_total"), 1u);
+}
+
 // Here the daemon's clock is 31 days ahead of the store's.
 TEST_F(SpaceTest, AgesAreOfTheStoresClock)
 {
@@ -2235,9 +2283,9 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
     size_t n_files, n_removed;
     std::set<std::string> looked_at;
     const auto is_over = [](void *) { return true; };
-    EXPECT_EQ(
-        cg_contexts_expire(dir.fd, &own.staging, is_over, nullptr, &files, &n_files, &n_removed),
-        CG_ERR_CANCELLED);
+    EXPECT_EQ(cg_contexts_expire(dir.fd, &own.staging, nullptr, is_over, nullptr, &files, &n_files,
+                                 &n_removed),
+              CG_ERR_CANCELLED);
     EXPECT_EQ(n_removed, 0u);
     free(files);
     {
@@ -2245,8 +2293,8 @@ TEST_F(SpaceTest, ExpiryLooksAtContextsOnlyAndEndsWithTheMount)
             looked_at.insert(path);
             return 0;
         });
-        EXPECT_EQ(cg_contexts_expire(dir.fd, &own.staging, nullptr, nullptr, &files, &n_files,
-                                     &n_removed),
+        EXPECT_EQ(cg_contexts_expire(dir.fd, &own.staging, nullptr, nullptr, nullptr, &files,
+                                     &n_files, &n_removed),
                   CG_OK);
     }
     EXPECT_EQ(n_removed, 1u);
