@@ -34,6 +34,7 @@ typedef struct cg_fetch_chunk {
     bool is_short;          /* and its file is shorter than the first range that was asked for */
     bool is_sized;          /* the start of its file has said its sizes */
     bool is_cut;            /* a range could not be had: no more is asked for */
+    bool is_put_off;        /* it may be refined once those before it are decoded */
     uint8_t file_level;     /* of the name that is read */
     uint8_t planned;        /* it is read to this level */
     uint8_t hoped;          /* the finest level that the link can be expected to bring */

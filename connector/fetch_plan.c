@@ -196,6 +196,18 @@ void cg_fetch_plan_make(cg_fetch_plan *plan)
         cg_extents_plan_make(&plan->hoped, &input);
 }
 
+/* Whether an item of a plan is one of those that only a later plan may refine. */
+static bool is_put_off(const cg_fetch_plan *plan, size_t i)
+{
+    const cg_extents_chunk *item = &plan->items[i];
+    if (i < CG_EXTENTS_MOST_REFINED || item->is_closed || !item->is_nested || plan->hoped.late[i])
+        return false;
+    for (uint8_t level = CG_L1; level < plan->planned.levels[i]; level++)
+        if (item->bytes[level] > 0)
+            return true;
+    return false;
+}
+
 void cg_fetch_plan_end(cg_fetch_plan *plan)
 {
     const uint8_t *hoped = plan->any_open ? plan->hoped.levels : plan->planned.levels;
@@ -206,6 +218,7 @@ void cg_fetch_plan_end(cg_fetch_plan *plan)
         cg_fetch_chunk *chunk = &ref->fetch->chunks[ref->chunk_index];
         chunk->planned = plan->planned.levels[i];
         chunk->hoped = plan->is_link_known ? hoped[i] : CG_L0; /* unknown: anything */
+        chunk->is_put_off = is_put_off(plan, i);
     }
     for (size_t i = 0; i < plan->planned.n_extents; i++) {
         const cg_fetch_ref *ref = &plan->refs[plan->planned.extents[i].chunk];
@@ -277,6 +290,8 @@ static bool is_final(const cg_fetch_plan *plan, const cg_fetch *fetch, uint32_t 
         return chunk->n_reads == 0 || cg_fetch_is_anytime(fetch);
     if (chunk->is_cut)
         return chunk->n_reads == 0 || chunk->arrived_bytes >= chunk->good_bytes;
+    if (chunk->is_put_off)
+        return false;
     /* As fine as is planned and can be hoped for; or nothing more comes for all of the fetch, and
      * not only because others are expected, who may not come. */
     return (level <= chunk->planned && level <= chunk->hoped) ||

@@ -7,7 +7,8 @@
  * 2. Of all loads, what must arrive goes in the order of deadlines (cg_fetch_after()).
  * 3. A range is at most 1 MiB (connector/fetch_window.h).
  * 4. A chunk is decoded once: when it is as fine as can be hoped for, when nothing more is read for
- * its load, when its time is up, or when the memory is needed (cg_fetch_next_decode()).
+ * its load, when its time is up, or when the memory is needed (cg_fetch_next_decode()). Of many
+ * chunks those behind the first CG_EXTENTS_MOST_REFINED wait for their turn to be refined.
  * 5. What cannot arrive in time is given up where recomputing it is faster: the load fails from
  * that chunk on (cg_fetch_hopeless()).
  * 6. A read is given up after read_timeout and twice the time that all bytes under way should take

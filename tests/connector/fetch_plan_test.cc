@@ -1148,6 +1148,26 @@ TEST_F(FetchPlanTest, WhatWillBeLateIsGivenUpWhereRecomputingIsFaster)
     }
 }
 
+// At half the speed not all would be at L1 in time, so that what must arrive goes first.
+TEST_F(FetchPlanTest, OfManyChunksTheLastAreRefinedWhenThoseBeforeAreDecoded)
+{
+    for (const uint64_t staging_bytes : {1000000 * KB, 20000 * KB}) {
+        SCOPED_TRACE(staging_bytes);
+        Fetch first(CG_EXTENTS_MOST_REFINED, 1300 * MS), second(12, 1300 * MS);
+        start(16, staging_bytes);
+        link(1e9);
+        for (double &ns : speeds.decode_thread_ns)
+            ns = 1e5 / 256;
+        add(&first);
+        add(&second);
+        run(1e9);
+        EXPECT_TRUE(cg_fetch_is_settled(&first.s));
+        EXPECT_TRUE(cg_fetch_is_settled(&second.s)) << "also where memory is short";
+        for (uint32_t i = 0; i < 12 && staging_bytes == 1000000 * KB; i++)
+            EXPECT_LT(second.s.chunks[i].level, CG_L3) << i;
+    }
+}
+
 // The engine's steps want the lock under which it is done.
 TEST_F(FetchPlanTest, OfManyChunksWhatIsHopelessIsNotLookedForAtEachEnd)
 {
