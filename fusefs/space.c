@@ -595,15 +595,27 @@ void cg_space_make_first_room(cg_fs *fs, int64_t now_s, bool (*is_enough)(void *
     cg_survey_free(&survey);
 }
 
-void cg_space_tend(cg_fs *fs)
+/* Says what the store's file system makes of times of access. */
+static void warn_of_times(cg_fs *fs)
 {
-    cg_survey survey = {0};
     struct statvfs store;
-    if (fs->space.surveyed_at_s == 0 && fstatvfs(fs->root_fd, &store) == 0 &&
-        (store.f_flag & (ST_NOATIME | ST_RDONLY)) == ST_NOATIME)
+    if (fstatvfs(fs->root_fd, &store) != 0 || (store.f_flag & ST_RDONLY) != 0)
+        return;
+    if ((store.f_flag & ST_NOATIME) != 0)
         cg_fs_log(
             fs, CG_LOG_WARNING,
             "the store is mounted noatime: past this mount only connectors' loads count as used");
+    else if (!cg_fs_is_local(fs->root_fd)) /* O_NOATIME does not cross a network */
+        cg_fs_log(fs, CG_LOG_WARNING,
+                  "the store may be another host's: unless its disk is mounted noatime there, "
+                  "looking through the store counts as use of it");
+}
+
+void cg_space_tend(cg_fs *fs)
+{
+    cg_survey survey = {0};
+    if (fs->space.surveyed_at_s == 0)
+        warn_of_times(fs);
     /* Who does not get it still makes surveys: its mount shows and checks how full the store is. */
     const bool is_ours = cg_lease_take(&fs->staging, LEASE);
     const int64_t now_s = cg_now_s();

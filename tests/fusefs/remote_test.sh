@@ -73,6 +73,7 @@ before=$(stat -c %Y "$tmp/below/$object")
 check "the store comes by sshfs" sshfs "${ssh_options[@]}" "$(id -un)@127.0.0.1:$tmp/below" "$tmp/far"
 store=$tmp/far
 mount_store -o quota=1G
+check "what a look through it means, the log says" wait_for 20 grep -q "may be another host's" "$tmp/log"
 check "a chunk is read" cmp "$mnt/$object" "$tmp/below/$object"
 is_used() { [ "$(stat -c %X "$tmp/below/$object")" -gt "$before" ]; }
 mountpoint -q "$tmp/below" && check "which is a use, noted behind the close" wait_for 20 is_used
