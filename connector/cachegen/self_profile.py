@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from . import Unsupported
 from .assemble import assemble, plan_columns
 from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .contexts import pick
+from .fingerprint import model_fingerprint
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
     MAX_CHANNELS,
@@ -38,7 +40,7 @@ from .make_profile import (
 )
 from .profile_file import DTYPES, MAX_BYTES, N_LEVELS
 from .quality import Coder
-from .rope import Rope, fix_rope, rope_from_json, rope_of, text_config
+from .rope import Rope, fix_rope, longrope_factors, rope_deviations, rope_from_json, rope_of, text_config
 from .sinks import DEFAULT_SINKS, MOST_SINKS
 from .steps import nested_steps
 from .store_files import read_description, write_store
@@ -144,22 +146,43 @@ def find_chunks(folder, described):
     return geometry, [found[key][1] for key in sorted(found)]
 
 
-def find_rope(described, model_dir, head_dim, max_model_len=None):
+def check_model(model_dir, config, max_model_len, fingerprint):
+    """Whether fingerprint is that of the model in model_dir as an engine of max_model_len runs it, where weights are
+    there to tell. SystemExit: such an engine takes other factors of LongRoPE. A warning: the engine does something else
+    otherwise than the files say, which need not be the rotation."""
+    deviations, factors = rope_deviations(config, max_model_len), longrope_factors(config, max_model_len)
+    try:
+        if model_fingerprint(model_dir, deviations) == fingerprint:
+            return
+    except FileNotFoundError:  # config.json alone
+        return
+    other = {"short": "long", "long": "short"}.get(factors)
+    if other and model_fingerprint(model_dir, {} if deviations else {"longrope": other}) == fingerprint:
+        raise SystemExit(f"self_profile: the chunks' engine took LongRoPE's {other} factors, not the {factors} ones: "
+                         "give its --max-model-len, or none if it has none")  # fmt: skip
+    print(f"self_profile: warning: the chunks are of another model than {model_dir}, or of an engine that runs it "
+          "otherwise (hf_overrides, quantization): if that turns K otherwise than config.json says, the profile codes "
+          "badly", file=sys.stderr)  # fmt: skip
+
+
+def find_rope(described, model_dir, geometry, max_model_len=None):
     """The Rope of model.json, or of model_dir's config.json. SystemExit: neither tells, or they differ."""
     if not model_dir and "rope" not in described:
         raise SystemExit("self_profile: model.json does not say how K is rotated: give --model-dir (its config.json "
                          "is enough)")  # fmt: skip
     rope = rope_from_json(described["rope"]) if "rope" in described else None
-    if rope and rope.rotary_dim > head_dim:
-        raise SystemExit(f"self_profile: model.json says rotary_dim {rope.rotary_dim}, head_dim is {head_dim}")
+    if rope and rope.rotary_dim > geometry.head_dim:
+        raise SystemExit(f"self_profile: model.json says rotary_dim {rope.rotary_dim}, head_dim is {geometry.head_dim}")
     if not model_dir:
         return rope
     from transformers import AutoConfig
 
     with reading("self_profile", model_dir, OF_MODELS):
         config = text_config(AutoConfig.from_pretrained(model_dir))
+        if not rope:
+            check_model(model_dir, config, max_model_len, geometry.model_fingerprint)
         fix_rope(config, max_model_len)
-        found = rope_of(config, head_dim)
+        found = rope_of(config, geometry.head_dim)
     if rope and rope.as_json() != found.as_json():
         raise SystemExit(f"self_profile: model.json says rope {rope.as_json()}, {model_dir} {found.as_json()}")
     return found
@@ -326,7 +349,7 @@ def run(options):
     except ValueError as error:
         raise SystemExit(f"self_profile: {error}") from error
     geometry, chunks = find_chunks(options.store, described)
-    rope = find_rope(described, options.model_dir, geometry.head_dim, options.max_model_len)
+    rope = find_rope(described, options.model_dir, geometry, options.max_model_len)
     if rope.kind == "by_layer" and len(rope.inv_freq) != geometry.n_layers:  # as where layers share K and V
         raise SystemExit(f"self_profile: a rope for each of {len(rope.inv_freq)} layers, the chunks say "
                          f"{geometry.n_layers}: layers that share the K and V of others are not supported")  # fmt: skip

@@ -4,6 +4,7 @@ usage: self_profile_test.py CGTOOL, with CG_MODEL_DIR
 """
 
 import contextlib
+import dataclasses
 import glob
 import io
 import json
@@ -18,6 +19,7 @@ from unittest import mock
 import profile_test as tiny  # skips without torch and transformers
 import torch
 from cachegen import Unsupported, self_profile
+from cachegen.fingerprint import model_fingerprint
 from cachegen.klt import Planes
 from cachegen.kv_model import Context, KvModel
 from cachegen.profile_file import N_LEVELS, read_profile
@@ -29,6 +31,7 @@ from safetensors.torch import load_file, save_file
 MODEL_DIR = os.environ.get("CG_MODEL_DIR", "")
 CALIBRATION = os.path.join(tiny.ROOT, "tests", "data", "calibration")
 FINGERPRINT = "5a" * 16
+GEOMETRY = self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT)
 CHUNK_TOKENS = 64
 LEARNT, HELD_OUT = ("wikitext2_valid.txt", "novel_en.txt", "code_python.txt"), "chat_mtbench.txt"
 
@@ -84,7 +87,7 @@ class StoreTest(unittest.TestCase):
         with open(os.path.join(context_chunks(self.store, "one"), "99999.kv"), "wb") as file:
             file.write(b"short")
         geometry, chunks = self_profile.find_chunks(self.store, {"model_fingerprint": FINGERPRINT})
-        self.assertEqual(geometry, self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT))
+        self.assertEqual(geometry, GEOMETRY)
         names = [chunk.path.split(os.sep)[-3] for chunk in chunks]
         self.assertEqual((len(chunks), names.count("other")), (8, 4))
         self.assertLessEqual(set(names), {"one", "same", "other"})
@@ -114,8 +117,7 @@ class StoreTest(unittest.TestCase):
         self.refuse("model.json")
 
     def test_a_store_that_has_gone_is_not_made_anew(self):
-        geometry = self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT)
-        model, profile = self_profile.StoredModel(geometry, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
+        model, profile = self_profile.StoredModel(GEOMETRY, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
         write_store(self.store, model, FINGERPRINT, profile, b"profile")
         self.assertEqual(sorted(os.listdir(self.store)), ["model.json", "profiles"])
         shutil.rmtree(self.store)
@@ -124,8 +126,7 @@ class StoreTest(unittest.TestCase):
         self.assertFalse(os.path.exists(self.store))
 
     def test_a_profile_that_engines_do_not_read_is_not_written(self):
-        geometry = self_profile.Geometry(2, 2, 32, "fp32", FINGERPRINT)
-        model, profile = self_profile.StoredModel(geometry, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
+        model, profile = self_profile.StoredModel(GEOMETRY, NO_ROPE), types.SimpleNamespace(fingerprint=bytes(16))
         with mock.patch("cachegen.store_files.MAX_BYTES", 6), self.assertRaisesRegex(ValueError, "7 bytes .* 6 at"):
             write_store(self.store, model, FINGERPRINT, profile, b"profile")
         self.assertEqual(os.listdir(self.store), [])
@@ -152,6 +153,38 @@ class StoreTest(unittest.TestCase):
         check(rope.rotate(plain, positions // 200))  # of images many tokens have one position
         with self.assertRaisesRegex(Unsupported, "K of layer 1 .*interleaved"):
             check(torch.stack([neox[0], neox[1][..., order]]))
+
+    def test_the_rope_is_that_of_the_chunks_engine_as_far_as_weights_tell(self):
+        def find(described, geometry, length=None):
+            """(the Rope, or None, what is said of it)"""
+            rope = None
+            with contextlib.redirect_stderr(io.StringIO()) as stderr:
+                try:
+                    rope = self_profile.find_rope(described, self.store, geometry, length)
+                except SystemExit as ended:
+                    print(ended, file=stderr)
+            lines = stderr.getvalue().splitlines()
+            return rope, "".join(line for line in lines if line.startswith("self_profile: "))
+
+        long = {"longrope": "long"}
+        for kind, deviations, length, told in (
+            ("Llama, yarn", None, None, ""),
+            ("Llama, yarn", {"config": {"rope_parameters": "plain"}}, None, "warning: .* of another model"),
+            ("Phi3, longrope", None, None, ""),
+            ("Phi3, longrope", None, 129, "LongRoPE's short factors, not the long ones"),
+            ("Phi3, longrope", long, 129, ""),
+            ("Phi3, longrope", long, None, "LongRoPE's long factors, not the short ones"),
+            ("Phi3, longrope", {"quantization": "fp8"}, None, "warning: .* of another model"),
+        ):
+            with self.subTest(kind, deviations=deviations, length=length):
+                tiny.make_model(self.store, tiny.CODED[kind]())
+                fingerprint = model_fingerprint(self.store, deviations)
+                geometry = dataclasses.replace(GEOMETRY, head_dim=64, model_fingerprint=fingerprint)
+                rope, said = find({}, geometry, length)
+                self.assertRegex(said, told or "^$")
+        self.assertEqual(find({"rope": rope.as_json()}, geometry)[1], "", "model.json has told")
+        os.unlink(os.path.join(self.store, "model.safetensors"))
+        self.assertEqual(find({}, geometry)[1], "", "nothing tells")
 
     def test_ropes_come_back_from_model_json(self):
         for name in ("Llama, GQA, head 64", "Llama, llama3 rope", "Llama, linear rope", "StableLm, partial rotary"):
@@ -247,7 +280,8 @@ class RealModelTest(unittest.TestCase):
         self.assertEqual(described["rope"], self.model.rope.as_json())
         with open(os.path.join(self.store, "profiles", "default")) as file:
             self.assertEqual(file.read(), self.report["profile"] + "\n")
-        self.assertEqual(self_profile.find_rope(described, None, 64).as_json(), described["rope"])
+        geometry = dataclasses.replace(GEOMETRY, head_dim=self.model.head_dim)
+        self.assertEqual(self_profile.find_rope(described, None, geometry).as_json(), described["rope"])
 
 
 if __name__ == "__main__":
