@@ -314,7 +314,14 @@ class WishesTest(unittest.TestCase):
         made.update_after_alloc(asked, blocks(13), 128)
         made.take_report(WorkerReport(loads={"r": LoadReport(128, 1)}))
         self.assertNotIn("cachegen.refused", answer := made.finish(asked, []))
-        self.assertEqual(made.matched_tokens(request("next", kv_transfer_params=answer), 0), (128, True))
+        answer["cachegen.context"] = "report@0123456789abcdef"  # as it is in the store, where requests have a salt
+        self.assertEqual(answer["cachegen.level"], "L1")
+        for name, wishes, max_kl in (("next", {}, 0), ("merged", {"cachegen.quality": 0.02}, 0.02)):
+            with self.subTest(name):
+                asked = request(name, kv_transfer_params={**wishes, **answer}, cache_salt="tenant")
+                self.assertEqual(made.matched_tokens(asked, 0), (128, True))
+                self.assertEqual((made.library.cg.request.level_plus_1, made.library.cg.max_kl), (0, max_kl))
+                self.assertIsNone(made.states[name].options.context)
 
     def test_a_budget_without_end_is_a_long_one_and_one_next_to_nothing_is_not_the_configured_one(self):
         # The library takes 64 bits of ns: 18446744073710 ms would come around to half a millisecond. 0 ns are the

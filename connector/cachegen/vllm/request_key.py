@@ -73,6 +73,8 @@ def parse_options(params, salt=None):
     """The Options in a request's kv_transfer_params, which may be None; BadOption. Keys of an answer are no wishes, and
     are passed over: proxies hand the answer of an engine that stores on to one that loads."""
     params = params or {}
+    if PREFIX + "hit_tokens" in params:  # as in each answer: then these two say what was done
+        params = {key: value for key, value in params.items() if key not in (PREFIX + "context", PREFIX + "level")}
     options = Options()
     for key in params:
         if str(key).startswith(PREFIX) and key[len(PREFIX) :] not in (*WISHES, *TOLD):
