@@ -39,7 +39,7 @@ def _running():
 
 @dataclass
 class Context:
-    """A stretch of text: n tokens whose KV is coded, and what follows them."""
+    """A stretch of text: n tokens whose KV is coded, and what follows them. Its name is its own among them."""
 
     name: str
     ids: torch.Tensor

@@ -42,15 +42,28 @@ from .store_files import write_atomically, write_store
 NEAR = 1.5  # times what was predicted, or part of it
 
 
+def text_names(paths):
+    """{path: name}: a file's own name, with as many folders before it as tell it from the other files."""
+    parts = {path: os.path.abspath(path).split(os.sep) for path in paths}
+
+    def name(own):
+        others, n = [other for other in parts.values() if other != own], 1
+        while any(other[-n:] == own[-n:] for other in others):
+            n += 1
+        return "/".join(own[-n:])
+
+    return {path: name(own) for path, own in parts.items()}
+
+
 def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
     """(calibration contexts, held-out contexts). Without held-out files the last window of each text is held out."""
     def tokens(path):
         with open(path, encoding="utf-8", errors="replace") as file:
             return tokenize(tokenizer, file.read())
 
-    calibration, held_out = [], []
+    calibration, held_out, names = [], [], text_names([*paths, *(held_out_paths or ())])
     for path in paths:
-        (first, ids), name = tokens(path), os.path.basename(path)
+        (first, ids), name = tokens(path), names[path]
         found = windows(name, ids, n_tokens, first)
         if not held_out_paths:
             if len(found) == 1:
@@ -64,7 +77,7 @@ def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):
         calibration.append(pick(found, per_text))
     for path in held_out_paths or ():
         first, ids = tokens(path)
-        held_out += windows(os.path.basename(path), ids, n_tokens, first)[:1]
+        held_out += windows(names[path], ids, n_tokens, first)[:1]
     # Round robin over the texts, so that a stop-gap after a few contexts has seen several domains.
     longest = max(map(len, calibration))
     return [c[i] for i in range(longest) for c in calibration if i < len(c)], held_out

@@ -31,7 +31,7 @@ try:
 
     from cachegen import abi, make_profile, paper, profile
     from cachegen.compute_type import faster_dtype, product_seconds
-    from cachegen.contexts import CONTINUATION
+    from cachegen.contexts import CONTINUATION, Caches
     from cachegen.fingerprint import model_fingerprint, weights_digest
     from cachegen.klt import Planes
     from cachegen.kv_model import FISHER_DRAWS, Context, KvModel, ModelError, auto_class
@@ -254,6 +254,31 @@ class ProfileTest(unittest.TestCase):
                 self.assertTrue(cut([self.text], [self.text]) == want + want[:1])
                 halves = [before + half.tolist() for half in (own[: size // 2], own[size // 2 : size])]
                 self.assertTrue(cut([short], None) == halves)
+
+    def test_files_of_one_name_are_different_texts(self):
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        model, paths = KvModel(self.path("model"), dtype=torch.float32), []
+        with open(self.text) as file:
+            text = file.read()
+        for folder, words in (("a", text), ("b", text[::-1])):
+            os.mkdir(self.path(folder))
+            paths.append(self.path(folder, "t.txt"))
+            with open(paths[-1], "w") as file:
+                file.write(words)
+        fast = transformers.AutoTokenizer.from_pretrained(self.path("model"))
+        contexts, held_out = profile.read_contexts(fast, paths, None, N_TOKENS, 1)
+        self.assertEqual([context.name for context in contexts], ["a/t.txt@0", "b/t.txt@0"])
+        self.assertEqual(len({context.name for context in contexts + held_out}), 4)
+        caches = Caches(model, 1 << 30)
+        with mock.patch.object(model, "fisher", wraps=model.fisher) as fisher:
+            for context in contexts:
+                k, v = caches.get(context)
+                own_k, own_v = model.prefill(context)
+                self.assertTrue(torch.equal(k, own_k) and torch.equal(v, own_v), context.name)
+                caches.fisher(context, k, v)
+            self.assertEqual(fisher.call_count, 2)
+        names = profile.text_names([*paths, self.text, os.path.join(self.folder, "b", "..", "a", "t.txt")])
+        self.assertEqual(list(names.values()), ["a/t.txt", "b/t.txt", "text", "a/t.txt"])
 
     def test_no_context_is_longer_than_a_prompt_of_the_model(self):
         gpt2 = dict(vocab_size=256, n_embd=128, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
