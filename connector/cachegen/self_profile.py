@@ -238,13 +238,13 @@ def choose(model, n_tokens, most_bytes):
 def weights(moments, model):
     """f32 [n_layers][2][C], in place of Moments.weight(), from the channels' variances."""
     square = moments.variance().reshape(model.n_layers, 2, model.n_kv_heads, model.head_dim)
-    layer = square.mean((2, 3), keepdim=True).clamp(min=1e-30)
-    head = square.mean(3, keepdim=True).clamp(min=1e-6 * layer)
+    least = 1e-6 * square.mean((0, 2, 3), keepdim=True).clamp(min=1e-24)  # for heads and layers that never vary
+    layer = square.mean((2, 3), keepdim=True).clamp(min=least)
+    head = square.mean(3, keepdim=True).clamp(min=least)
     of_k = model.rope.pair_mean(square[:, K]).sqrt() / head[:, K]
+    of_k = of_k.clamp(min=1e-3 * of_k.mean())  # channels that never vary
     of_v = layer[:, V].rsqrt().expand_as(of_k)
-    weight = torch.stack([of_k, of_v], 1).flatten(2)
-    floor = weight.mean((0, 2), keepdim=True) * 1e-3  # channels that never vary
-    return torch.maximum(weight, floor).clamp(min=1e-12).float()
+    return torch.stack([of_k, of_v], 1).flatten(2).clamp(min=1e-12).float()
 
 
 @torch.no_grad()

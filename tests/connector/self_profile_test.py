@@ -20,7 +20,7 @@ import profile_test as tiny  # skips without torch and transformers
 import torch
 from cachegen import Unsupported, self_profile
 from cachegen.fingerprint import model_fingerprint
-from cachegen.klt import Planes
+from cachegen.klt import Matrices, Moments, Planes
 from cachegen.kv_model import Context, KvModel
 from cachegen.profile_file import N_LEVELS, read_profile
 from cachegen.quality import score
@@ -185,6 +185,26 @@ class StoreTest(unittest.TestCase):
         self.assertEqual(find({"rope": rope.as_json()}, geometry)[1], "", "model.json has told")
         os.unlink(os.path.join(self.store, "model.safetensors"))
         self.assertEqual(find({}, geometry)[1], "", "nothing tells")
+
+    def test_a_layer_that_never_varies_changes_no_weight_of_the_others(self):
+        geometry = self_profile.Geometry(4, 2, 32, "fp32", FINGERPRINT)
+        model = self_profile.StoredModel(geometry, NO_ROPE)
+
+        def weights(x):
+            moments = Moments(4, 64, Matrices([4], True), "cpu")
+            moments.add(x)
+            return self_profile.weights(moments, model)
+
+        x = torch.randn(2, 4, 512, 64, generator=torch.Generator().manual_seed(1))
+        plain, others = weights(x), [0, 2, 3]
+        for plane in (0, 1):
+            for spread in (0.0, 1e-8):
+                with self.subTest(plane=plane, spread=spread):
+                    flat = x.clone()
+                    flat[plane, 1] *= spread
+                    found = weights(flat)
+                    torch.testing.assert_close(found[others], plain[others], rtol=0.01, atol=0)
+                    self.assertLessEqual((found[1] / plain[1]).max().item(), 1e4)
 
     def test_ropes_come_back_from_model_json(self):
         for name in ("Llama, GQA, head 64", "Llama, llama3 rope", "Llama, linear rope", "StableLm, partial rotary"):
