@@ -1243,6 +1243,61 @@ class ContextTest(unittest.TestCase):
                 self.assertEqual(told, {"cachegen.hit_tokens", "cachegen." + key})
 
 
+class SameStepTest(unittest.TestCase):
+    """Request "a" computes the end of its prompt in blocks that once held a lossy load. In the same step vLLM's own
+    prefix cache has some of them for "b"."""
+
+    N_LOCAL = 336  # of "b": 13 blocks that "a" has computed before, and 8 that it is about to
+
+    def setUp(self):
+        self.made = scheduler(Store(hit=0))
+        self.tables = {"a": list(range(1, 14)), "b": [*range(1, 22), *range(30, 38)]}
+        self.made.local_cache.provenance.mark(range(14, 26), 3, loaded=True)
+        first = request("a", 400)
+        self.made.matched_tokens(first, 0)
+        self.made.update_after_alloc(first, self.blocks_of("a"), 0)
+        self.step(step_of("a", 0, 208))
+        self.tables["a"] = list(range(1, 26))
+        self.asked = request("b", prompt_token_ids=[*range(self.N_LOCAL), *range(1000, 1120)])
+        cached = self.blocks_of("b", self.N_LOCAL // BLOCK)
+        self.made.local_cache.manager.get_computed_blocks = lambda _request: (cached, self.N_LOCAL)
+
+    def blocks_of(self, name, n=None):
+        return types.SimpleNamespace(get_block_ids=lambda: (self.tables[name][:n],))
+
+    def step(self, planned):
+        planned.kv_connector_block_state = types.SimpleNamespace(get_block_ids=lambda name: (self.tables[name],))
+        return self.made.step(planned)
+
+    def end_of_a(self):
+        ends = step_of("a", 208, 192, is_new=False)
+        ends.scheduled_cached_reqs.new_block_ids = [(list(range(14, 26)),)]
+        return ends
+
+    def evicted(self):
+        self.made.finish(self.asked, self.tables["b"])
+        return self.made.local_cache.manager.evicted
+
+    def test_what_is_computed_after_such_blocks_is_stored_and_stays(self):
+        self.assertEqual(self.made.matched_tokens(self.asked, self.N_LOCAL), (0, False))
+        self.made.update_after_alloc(self.asked, self.blocks_of("b"), 0)
+        saves = self.step(joined(self.end_of_a(), step_of("b", self.N_LOCAL, 120))).saves
+        of_b = [(save.from_token, save.to_token, save.prefix_level) for save in saves if save.req_id == "b"]
+        self.assertEqual(of_b, [(320, 448, 0)])
+        self.assertEqual(self.evicted(), set())
+
+    def test_so_is_what_is_computed_after_an_exact_load_behind_them(self):
+        self.made.library.cg.hit = 384
+        self.assertEqual(self.made.matched_tokens(self.asked, self.N_LOCAL), (48, True))
+        self.made.update_after_alloc(self.asked, self.blocks_of("b"), 48)
+        self.step(self.end_of_a())
+        self.made.take_report(WorkerReport(loads={"b": LoadReport(384, 0)}))
+        self.made.update_after_alloc(self.asked, self.blocks_of("b"), 0)
+        (save,) = self.step(step_of("b", 384, 72)).saves
+        self.assertEqual((save.from_token, save.to_token, save.prefix_level), (384, 448, 0))
+        self.assertEqual(self.evicted(), set())
+
+
 class OtherTierTest(unittest.TestCase):
     """Another connector beside this one moves blocks: what it brings is as bad as anything that this engine loads."""
 
@@ -1709,7 +1764,7 @@ class FailureTest(unittest.TestCase):
         self.addCleanup(mock.patch.stopall)
 
     def test_a_load_that_cannot_be_planned_ends_as_failed(self):
-        for what in ("local_cache.inherit", "_state"):
+        for what in ("_shared_loads", "_state"):
             with self.subTest(what):
                 made = self.loading()
                 self.take_away(made, what)

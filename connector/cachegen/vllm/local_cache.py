@@ -70,6 +70,7 @@ class LocalCache:
         """A load (a LoadPlan) has ended, and has brought something, as its LoadReport says."""
         block_tokens = self._library.block_tokens
         first, end = plan.from_token // block_tokens, n_blocks(load.loaded_tokens, block_tokens)
+        self.inherit(state, plan.block_ids[:first])  # computed by now, also where that was in the load's own step
         state.level = max(state.level, load.worst_level)
         # The level of the prefix counts for what was loaded after it, too.
         self.provenance.mark(plan.block_ids[first:end], state.level, loaded=load.worst_level > 0)

@@ -186,7 +186,6 @@ class Scheduler:
             )
             # From here on the worker answers for the request: without an answer it would wait for ever.
             self._planned_loads.append(state.load)
-            self.local_cache.inherit(state, block_ids[:n_local])
             self._shared_loads.begin(state)
         elif state.load is not None:
             n_kept = len(state.load.block_ids)

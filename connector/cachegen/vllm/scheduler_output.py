@@ -3,11 +3,14 @@
 
 def scheduled(output):
     """(request's id, its tokens that are computed by now, its new blocks as vLLM has them, or None) of each request. A
-    new one has its blocks from its allocation."""
-    for request in output.scheduled_new_reqs:
-        yield request.req_id, request.num_computed_tokens, None
+    new one has its blocks from its allocation. In the order in which vLLM has scheduled them: what an earlier one
+    computes in this step a later one may have in its prefix."""
+    requests = {request.req_id: (request.num_computed_tokens, None) for request in output.scheduled_new_reqs}
     cached = output.scheduled_cached_reqs
-    yield from zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids)
+    requests.update(zip(cached.req_ids, zip(cached.num_computed_tokens, cached.new_block_ids)))
+    for req_id in {**output.num_scheduled_tokens, **requests}:
+        if req_id in requests:
+            yield req_id, *requests[req_id]
 
 
 def preempted(output):
