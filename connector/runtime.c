@@ -116,9 +116,15 @@ static void *open_store(void *argument)
     cachegen *c = rt->connector;
     if (cg_store_is_gone(c->store))
         cg_store_reopen(c->store);
-    if (cg_handle_is_far(c) && !cg_store_is_gone(c->store))
+    uint64_t latency_ns = 0;
+    if (cg_handle_is_far(c) && !cg_store_is_gone(c->store)) {
         cg_store_open_folders(c->store, c->latency_ns);
+        latency_ns = cg_store_latency_ns(c->store);
+    }
     pthread_mutex_lock(&rt->lock);
+    /* The least counts: it may have been busy. */
+    if (latency_ns > 0 && (double)latency_ns < rt->speeds.latency_ns)
+        rt->speeds.latency_ns = (double)latency_ns;
     cg_runtime_resign(rt, &rt->opener);
     cg_runtime_leave(rt);
     return NULL;

@@ -181,7 +181,6 @@ std::vector<uint32_t> look_up_at_once(const Engine &engine,
     return found;
 }
 
-// The first may be asked alone, before the others have come.
 TEST_F(FarStoreTest, WhatIsComputedSoonerThanItAnswersIsNotLoaded)
 {
     const Tokens tokens = prompt(CHUNK * 2);
@@ -198,6 +197,27 @@ TEST_F(FarStoreTest, WhatIsComputedSoonerThanItAnswersIsNotLoaded)
     }
 }
 
+// That it was slow when it was opened counts no longer than until it is asked again.
+TEST_F(FarStoreTest, HowSoonItAnswersIsMeasuredAgain)
+{
+    const Tokens tokens = prompt(CHUNK * 2);
+    save(tokens);
+    odd->set_mood(Mood::SLOW);
+    Engine engine(mount.path, store.spec,
+                  std::string(PATIENT) + ", \"policy\": \"min_delay\", \"prior_mbps\": 1000000, "
+                                         "\"positive_ttl_ms\": 1");
+    cachegen_report_prefill(engine.c, CHUNK * 2, 4000000); // in 4 ms; it answers in 5
+    EXPECT_EQ(engine.look_up(tokens).hit_tokens, 0u);
+    odd->set_mood(Mood::GOOD);
+    uint32_t hit_tokens = 0;
+    for (int i = 0; i < 6000 && hit_tokens == 0; i++) {
+        hit_tokens = engine.look_up(tokens).hit_tokens;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(hit_tokens, CHUNK * 2 - 1);
+}
+
+// The first may be asked alone, before the others have come.
 TEST_F(FarStoreTest, LookUpsAtOnceShareRounds)
 {
     std::vector<Tokens> prompts;
