@@ -1297,6 +1297,28 @@ class SameStepTest(unittest.TestCase):
         self.assertEqual((save.from_token, save.to_token, save.prefix_level), (384, 448, 0))
         self.assertEqual(self.evicted(), set())
 
+    def test_who_demands_exact_kv_waits_for_such_blocks_and_recomputes_none_that_are_exact(self):
+        for level, n_local in ((0, self.N_LOCAL), (3, 0)):
+            with self.subTest(level):
+                self.setUp()
+                self.made.states["a"].level = level
+                self.asked.kv_transfer_params = {"cachegen.worst_level": "L0"}
+                self.assertEqual(self.made.matched_tokens(self.asked, self.N_LOCAL), (None, False))
+                self.step(self.end_of_a())
+                self.assertEqual(self.asked.skip_reading_prefix_cache, level > 0)
+                self.assertEqual(self.made.matched_tokens(self.asked, n_local), (0, False))
+
+    def test_also_for_those_of_a_new_request(self):
+        made = scheduler(Store(hit=0))
+        asked = request("b", kv_transfer_params={"cachegen.worst_level": "L0"})
+        made.local_cache.manager.get_computed_blocks = lambda _request: (blocks(12), 192)
+        made.matched_tokens(request("a"), 0)
+        made.update_after_alloc(request("a"), blocks(13), 0)
+        self.assertEqual(made.matched_tokens(asked, 192), (None, False))
+        made.step(step_of("a", 0, 200))
+        self.assertFalse(asked.skip_reading_prefix_cache)
+        self.assertEqual(made.matched_tokens(asked, 192), (0, False))
+
 
 class OtherTierTest(unittest.TestCase):
     """Another connector beside this one moves blocks: what it brings is as bad as anything that this engine loads."""
@@ -1804,7 +1826,7 @@ class FailureTest(unittest.TestCase):
     def test_loads_reach_the_worker_whatever_else_fails_in_a_step(self):
         made = self.loading()
         made.update_after_alloc(request(), blocks(13), 192)
-        made.local_cache._recomputed = [None]
+        made.local_cache._refused = [None]
         metadata = made.step(None)
         self.assertEqual([plan.req_id for plan in metadata.loads], ["r"])
         self.assertEqual(made.step(step_of(None, 0, 0)).loads, [])

@@ -20,11 +20,12 @@ class LocalCache:
         self.manager = None  # vLLM's KVCacheManager, once it is bound
         self.provenance = Provenance(library.unknown_level)
         self.adapter_blocks = AdapterBlocks()
-        self._recomputed = []  # requests that are not to use the cache
+        # Requests that are not to use the cache: always, or (with blocks, and a level) where these are worse.
+        self._refused = []
 
     def _refuse(self, request, _state):
         # Asked again in the next step, without the local hit: set now, the flag would let this step's hit pass.
-        self._recomputed.append(request)
+        self._refused.append((request, None, 0))
         return True
 
     @guarded(_refuse)
@@ -45,13 +46,19 @@ class LocalCache:
             # They may be in use, and are found no more. Asked again, the request has what comes before them.
             self.manager.evict_blocks(others)
             return True
-        return self.provenance.worst_of(blocks) > worst and self._refuse(request, state)
+        if self.provenance.worst_of(blocks) <= worst:
+            return False
+        self._refused.append((request, blocks, worst))
+        return True
 
+    @guarded(nothing)
     def skip_refused(self):
-        """Once a step, when vLLM has asked for all requests."""
-        recomputed, self._recomputed = self._recomputed, []
-        for request in recomputed:
-            request.skip_reading_prefix_cache = True
+        """Once a step, when vLLM has asked for all requests and it is known what the step computes. vLLM's cache has
+        such blocks already when vLLM asks: if they are good enough, vLLM is only to ask again."""
+        refused, self._refused = self._refused, []
+        for request, blocks, worst in refused:
+            if blocks is None or self.provenance.worst_of(blocks) > worst:
+                request.skip_reading_prefix_cache = True
 
     # ---- what blocks hold ----
 

@@ -209,13 +209,13 @@ class Scheduler:
         self._planned_loads, self._cancelled_loads = [], set()
         metadata.adapters = self._adapters.take_new()
         self._end_step(scheduler_output, metadata)
+        self.local_cache.skip_refused()
         self._lookups.end_step()
         self._deferrals.end_step()
         return metadata
 
     @guarded(nothing)
     def _end_step(self, scheduler_output, metadata):
-        self.local_cache.skip_refused()
         now_ns, n_tokens = time.monotonic_ns(), scheduler_output.total_num_scheduled_tokens
         self._budgets.begin_step(n_tokens)
         for plan in metadata.loads:
