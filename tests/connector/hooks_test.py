@@ -70,10 +70,10 @@ def library_of(cg, **more):
     return types.SimpleNamespace(root="/store", cg=cg, chunk_tokens=16, **more)
 
 
-def kv_cache_of():
+def kv_cache_of(n_groups=1):
     """What stands for a KVCacheConfig."""
     spec = types.SimpleNamespace(block_size=16)
-    return types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec)])
+    return types.SimpleNamespace(kv_cache_groups=n_groups * [types.SimpleNamespace(kv_cache_spec=spec)])
 
 
 SCHEDULER_HOOKS = {  # arguments, and what counts as a miss
@@ -1056,14 +1056,14 @@ class AdapterTest(unittest.TestCase):
 
 
 class StartTest(unittest.TestCase):
-    def start(self, reason, **extra):
+    def start(self, reason, kv_cache=None, role=KVConnectorRole.WORKER, **extra):
         config = types.SimpleNamespace(
             kv_transfer_config=types.SimpleNamespace(
                 kv_connector_extra_config=extra, kv_load_failure_policy="recompute"
             ),
         )
         with mock.patch("cachegen.vllm.connector.Library", side_effect=reason):
-            return CachegenConnector(config, KVConnectorRole.WORKER, kv_cache_of())
+            return CachegenConnector(config, role, kv_cache or kv_cache_of())
 
     def test_what_is_wrong_is_told_by_kind(self):
         for reason, kind in (
@@ -1081,6 +1081,11 @@ class StartTest(unittest.TestCase):
         for strict in (True, "yes"):
             with self.assertRaisesRegex(StartFailure, "hybrid attention"):
                 self.start(Unsupported("hybrid attention"), strict=strict)
+
+    def test_an_engine_that_would_end_at_its_first_request_does_not_start_strict_or_not(self):
+        for n_groups, role in itertools.product((0, 2), KVConnectorRole):
+            with self.subTest(f"{n_groups} {role}"), self.assertRaisesRegex(StartFailure, f"{n_groups} KV-cache"):
+                self.start(Unsupported("a pooling model"), kv_cache_of(n_groups), role)
 
     def test_also_where_the_kv_cache_lies_in_memory_as_nobody_knows(self):
         made = connector(worker=types.SimpleNamespace(library=object(), register=self.refuse, close=lambda: None))

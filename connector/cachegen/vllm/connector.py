@@ -34,7 +34,7 @@ REASONS = (UP, *DOWN, "error", UNCHECKED, OTHER, *FAILING)
 
 
 class StartFailure(Exception):
-    """What ends the start of an engine whose connector is strict."""
+    """What ends the start of an engine: one whose connector is strict, or that would end at its first request."""
 
 
 class CachegenConnector(KVConnectorBase_V1):
@@ -47,6 +47,10 @@ class CachegenConnector(KVConnectorBase_V1):
         self.failures = Failures()
         self._increments = Increments()
         self._down = None  # the reason's kind
+        n_groups = len(kv_cache_config.kv_cache_groups)
+        if n_groups != 1:  # vLLM asserts one when a request ends, also in front of a connector that is disabled
+            what = f"vLLM ends at its first request with this connector and {n_groups} KV-cache groups"
+            raise StartFailure(f"cachegen: {what}; serve without --kv-transfer-config")
         library = self._open_library(vllm_config, role, kv_cache_config)
         if library is not None and self._kv_transfer_config.kv_load_failure_policy != "recompute":
             logger.warning('cachegen: set kv_load_failure_policy to "recompute": now a failed load fails its request')

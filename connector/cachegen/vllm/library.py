@@ -195,8 +195,7 @@ def _explained(error, deviations):
 def block_tokens(kv_cache_config):
     """Tokens of a block, of the scheduler and in block tables. cache_config.block_size is what was asked for: a layer
     may have smaller blocks, and only the scheduler's process corrects its copy."""
-    groups = kv_cache_config.kv_cache_groups
-    return groups[0].kv_cache_spec.block_size if groups else 1  # without a group no block is ever named
+    return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
 
 def _configuration(extra, vllm_config, kv_cache_config, rank):
@@ -211,17 +210,15 @@ def _configuration(extra, vllm_config, kv_cache_config, rank):
         raise Unsupported("a pooling model without vLLM's prefix cache: one that pools the last token has it")
     check_weights(vllm_config)
     check_speculation(vllm_config)
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise Unsupported(f"{len(groups)} KV-cache groups (hybrid attention): one is supported")
-    spec = groups[0].kv_cache_spec
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
     check_attention(spec, model_config.max_model_len)
     if spec.num_kv_heads != rank.n_heads:
         raise Unsupported(f"{spec.num_kv_heads} KV heads a rank: {rank.n_heads} of {rank.n_kv_heads} were expected")
     config = {"model": os.path.basename(os.path.normpath(model_dir(model_config))), **extra}
     model_fingerprint, deviations = fingerprint(vllm_config, spec.dtype)
     config["geometry"] = {
-        "n_layers": len(groups[0].layer_names),
+        "n_layers": len(group.layer_names),
         "n_kv_heads": rank.n_kv_heads,
         "head_dim": spec.head_size,
         "dtype": kv_dtype(spec.dtype, vllm_config),
