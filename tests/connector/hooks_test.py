@@ -1156,8 +1156,11 @@ class RankTest(unittest.TestCase):
         ):  # fmt: skip
             with self.assertRaisesRegex(UnsupportedRanks, name):
                 self.rank(**{name: value})
-        for elsewhere in ({"nnodes": 2}, {"distributed_executor_backend": "ray"}):
-            with self.assertRaisesRegex(UnsupportedRanks, "hosts"):
+        refused = [({"nnodes": 2}, "2 hosts")]
+        for executor in ("ray", "external_launcher", "their.Executor", type("TheirExecutor", (), {}), None):
+            refused.append(({"distributed_executor_backend": executor}, "distributed_executor_backend"))
+        for elsewhere, named in refused:
+            with self.subTest(elsewhere), self.assertRaisesRegex(UnsupportedRanks, named):
                 self.rank(**elsewhere)
             self.rank(n_ranks=1, **elsewhere)
         with self.assertRaisesRegex(UnsupportedRanks, "3 KV heads"):

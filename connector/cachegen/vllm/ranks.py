@@ -34,8 +34,12 @@ def rank_of(vllm_config, role):
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
             raise UnsupportedRanks(f"{name} {getattr(parallel, name)}: only tensor parallelism is supported")
-    if n_ranks > 1 and (getattr(parallel, "nnodes", 1) > 1 or parallel.distributed_executor_backend == "ray"):
-        raise UnsupportedRanks("tensor-parallel ranks that may be on several hosts: they must be on one, without ray")
+    if n_ranks > 1 and getattr(parallel, "nnodes", 1) > 1:
+        raise UnsupportedRanks(f"tensor-parallel ranks on {parallel.nnodes} hosts: they must be on one")
+    # Under "external_launcher" each rank has a scheduler, and ours would not decide alike. Ray's ranks may be on
+    # several hosts. Other executors may take a load for ended when one rank says so.
+    if n_ranks > 1 and (executor := parallel.distributed_executor_backend) != "mp":
+        raise UnsupportedRanks(f"tensor-parallel ranks with distributed_executor_backend {executor!r}: it must be 'mp'")
     if max(n_ranks, n_kv_heads) % min(n_ranks, n_kv_heads):
         raise UnsupportedRanks(f"tensor_parallel_size {n_ranks} with {n_kv_heads} KV heads: one must divide the other")
     index = 0
