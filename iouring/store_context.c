@@ -123,7 +123,8 @@ static cg_status install_chunk(const cg_context *c, size_t index, cg_level level
         if (status != CG_ERR_NOT_FOUND) /* else the folder is missing, perhaps */
             return status;
     }
-    status = cg_file_install(c->store->root_fd, object, path, replace, s->bytes);
+    status = replace ? cg_store_replace_by_link(c->store, object, path, s->bytes)
+                     : cg_file_install(c->store->root_fd, object, path, false, s->bytes);
     s->is_synced = status == CG_OK;
     return status;
 }

@@ -36,6 +36,11 @@ cg_status cg_store_object_place(const cg_store *store, const cg_key *key, cg_lev
  * CG_ERR_FOREIGN_TOKENS: another key, or without the level. CG_ERR_FOREIGN_PROFILE. */
 cg_status cg_store_chunk_header(int root_fd, const char *path, cg_level level, const cg_key *key,
                                 const cg_fingerprint *profile, cg_chunk_header *header_out);
+/* cg_file_install() with replace, also where a cachegenfs mount refuses the rename since path shows
+ * a part of the file: then path is gone for a moment. CG_ERR_EXISTS: somebody gave it to another
+ * file in that moment. */
+cg_status cg_store_replace_by_link(const cg_store *store, const char *from, const char *path,
+                                   uint64_t copy_bytes);
 /* Each submits one operation to an idle cg_io and waits for it. */
 cg_status cg_store_stat(const cg_store *store, cg_io *io, const char *path);
 cg_status cg_store_write(const cg_store *store, cg_io *io, const char *path, const void *bytes,

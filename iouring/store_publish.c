@@ -178,19 +178,25 @@ static bool are_one_file(int root_fd, const char *path, const char *other)
            memcmp(a_start, b_start, sizeof a_start) == 0;
 }
 
-/* Gives path to the file at from, which holds a finer level of the chunk. */
+cg_status cg_store_replace_by_link(const cg_store *store, const char *from, const char *path,
+                                   uint64_t copy_bytes)
+{
+    const cg_status status = cg_file_install(store->root_fd, from, path, true, copy_bytes);
+    /* EXDEV, perhaps, which is EPERM over sshfs: a mount makes links there. */
+    if ((status != CG_ERR_IO && status != CG_ERR_PERMISSION) ||
+        (unlinkat(store->root_fd, path, 0) != 0 && errno != ENOENT))
+        return status;
+    return cg_file_install(store->root_fd, from, path, false, copy_bytes);
+}
+
+/* Gives path to the file at from, which holds a finer level of the chunk. What path had was no
+ * good. */
 static cg_status replace_name(const cg_store *store, cg_io *io, const cg_chunk *chunk,
                               cg_level level, const char *from, const char *path)
 {
     const uint64_t level_bytes = chunk->header.level_bytes[level];
-    cg_status status = cg_file_install(store->root_fd, from, path, true, level_bytes);
-    if (status != CG_ERR_IO)
-        return status;
-    /* EXDEV, perhaps: a cachegenfs mount renames no file to a name that shows a part of it, but
-     * makes links there. The name goes for a moment; what it had was no good. */
-    unlinkat(store->root_fd, path, 0);
-    status = cg_file_link(store->root_fd, from, path, level_bytes);
-    if (status != CG_OK && status != CG_ERR_EXISTS)
+    cg_status status = cg_store_replace_by_link(store, from, path, level_bytes);
+    if (status == CG_ERR_IO || status == CG_ERR_PERMISSION)
         status = cg_store_write(store, io, path, chunk->bytes, level_bytes, true);
     return status == CG_ERR_EXISTS ? CG_OK : status; /* somebody published meanwhile */
 }

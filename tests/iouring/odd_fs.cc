@@ -220,8 +220,10 @@ struct OddFsCalls {
         hang_if_held("name", to);
         if (flags != 0)
             return -EINVAL;
-        if (is_named(to, "views") && (is_named(to, "-L2") || is_named(to, "-L3")))
-            return -EXDEV;
+        if (is_named(to, "views"))
+            for (const char *part : {"-L2", "-L3", "/L2/", "/L3/"})
+                if (is_named(to, part))
+                    return is_named(to, "sshfs") ? -EPERM : -EXDEV;
         return result_of(
             renameat(state()->backing_fd, below(from), state()->backing_fd, below(to)));
     }

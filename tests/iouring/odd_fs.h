@@ -6,6 +6,8 @@
 // "timeless": has no times, and as a folder no size, as over some object stores. Hard links are
 // refused (EPERM), as on vfat or some network file systems, except to names with "links" in them; a
 // file with "full" in its name has all the links that it can have (EMLINK). A far one has links.
+// "views": no file is renamed to a name of L2 or L3 (EXDEV), as on a cachegenfs mount; with "sshfs"
+// that is EPERM.
 //
 // Besides, the whole of it has a mood, which can change at any time.
 #ifndef CG_TESTS_IOURING_ODD_FS_H

@@ -369,7 +369,7 @@ TEST_P(OddFsTest, ReplacesNestedChunksWithoutRenamesAndWithoutLinks)
                                    seed, CG_L3);
     };
     const cg_test::Chunk first = chunk(1), second = chunk(2);
-    for (const std::string model : {"links_views", "copies"}) {
+    for (const std::string model : {"links_views", "links_views_sshfs", "copies"}) {
         SCOPED_TRACE(model);
         cg_store *store;
         ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), model.c_str(), true, &store), CG_OK);
@@ -394,10 +394,51 @@ TEST_P(OddFsTest, ReplacesNestedChunksWithoutRenamesAndWithoutLinks)
             ASSERT_EQ(fstatat(dir.fd, (std::string("backing/") + path).c_str(), &s, 0), 0);
             inodes.push_back(s.st_ino);
         }
-        if (model == "links_views") {
+        if (model != "copies") {
             EXPECT_EQ(inodes[0], inodes[1]);
             EXPECT_EQ(inodes[0], inodes[2]);
         }
+        for (const std::string &name : dir.files("backing"))
+            EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
+    }
+}
+
+// A turn ends in a part of a chunk, in whose place the next turn has the whole one.
+TEST_P(OddFsTest, AContextGrowsWhereAFileIsNotRenamedToANameOfAPart)
+{
+    const std::string text = std::string("CGPF\r\n\x1a\n", 8) + "x";
+    const cg_fingerprint profile = cg_test::fingerprint_of(text.c_str());
+    const auto make = [&](const cg_test::Chunk *before, const std::vector<uint32_t> &tokens) {
+        return cg_test::make_chunk(before, tokens, CG_L1, &profile, 1000, 1, CG_L3);
+    };
+    std::vector<uint32_t> tokens = cg_test::draw_tokens(32, 1);
+    const auto middle = tokens.begin() + 16;
+    const cg_test::Chunk first = make(nullptr, {tokens.begin(), middle}),
+                         tail = make(&first, {middle, middle + 8}),
+                         whole = make(&first, {middle, tokens.end()});
+    for (const std::string model : {"links_views", "links_views_sshfs"}) {
+        SCOPED_TRACE(model);
+        const std::string context = "backing/" + model + "/contexts/c/";
+        char path[CG_TREE_PATH_BYTES];
+        ASSERT_EQ(cg_tree_profile_path(model.c_str(), &profile, path, sizeof path), CG_OK);
+        dir.write(std::string("backing/") + path, text);
+        cg_store *store;
+        ASSERT_EQ(cg_store_open((dir.path + "/odd").c_str(), model.c_str(), true, &store), CG_OK);
+        for (const cg_test::Chunk *chunk : {&first, &tail, &whole})
+            ASSERT_EQ(
+                cg_store_publish(store, io, chunk->bytes.data(), chunk->bytes.size(), nullptr),
+                CG_OK);
+        for (const cg_test::Chunk *end : {&tail, &whole}) {
+            const cg_store_link links[] = {{first.header.key, 2 | 4 | 8},
+                                           {end->header.key, 2 | 4 | 8}};
+            EXPECT_EQ(cg_store_context_publish(store, io, "c", links, 2, &profile, tokens.data(),
+                                               16 + end->tokens.size()),
+                      CG_OK);
+            EXPECT_TRUE(dir.has(context + "context.json"));
+            for (const char *level : {"L1", "L2", "L3"})
+                EXPECT_TRUE(dir.read(context + level + "/00001.kv") == end->bytes) << level;
+        }
+        cg_store_free(store);
         for (const std::string &name : dir.files("backing"))
             EXPECT_EQ(name.find(".tmp"), std::string::npos) << name;
     }
