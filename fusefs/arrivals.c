@@ -27,7 +27,7 @@ struct cg_arrival {
 
 /* Whether a file that may have one name may have the other, without a second look at its
  * content. */
-static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
+static bool same_content(const cg_tree_name *a, const cg_tree_name *b)
 {
     return a->kind == b->kind && a->level == b->level && cg_key_equal(&a->key, &b->key) &&
            strcmp(a->fp8, b->fp8) == 0;
@@ -37,6 +37,12 @@ static bool is_adopted(cg_tree_kind kind)
 {
     return kind == CG_TREE_CONTEXT_CHUNK || kind == CG_TREE_CONTEXT_PROFILE ||
            kind == CG_TREE_CONTEXT_MODEL;
+}
+
+/* Whether a move from one name to the other changes nothing for the file. */
+static bool same_rule(const cg_tree_name *a, const cg_tree_name *b)
+{
+    return same_content(a, b) && (!is_adopted(a->kind) || strcmp(a->model, b->model) == 0);
 }
 
 /* A context's profile gets a link among the model's, which is a strict name. */
@@ -118,6 +124,8 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
         return EXDEV;
     if (!must_hold(name))
         return is_adopted(name->kind) ? append(list, path, name, &item) : 0;
+    /* A context's chunk that goes to another model. */
+    const bool is_published = cg_fs_is_strict(name) && same_content(old_name, name);
     const int fd = openat(dir_fd, leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && !cg_fs_is_strict(name)) /* a link or the like: nothing is adopted from it */
         return 0;
@@ -130,9 +138,12 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
         error = cg_fs_is_strict(name) ? EPERM : 0;
     else if ((error = append(list, path, name, &item)) == 0 &&
              (error = hold(fs, list, item, &attr, fd)) == 0 && cg_fs_is_strict(name) &&
-             (error = cg_fs_check(fs, fd, path, name, &item->header)) == 0)
+             (error = is_published ? cg_fs_check_place(fd, name, &item->header)
+                                   : cg_fs_check(fs, fd, path, name, &item->header)) == 0)
         error = cg_fs_sync_to_publish(fs, find_held(list, &attr)->node, fd);
     close(fd);
+    if (is_published && item != NULL)
+        item->before = CG_GATE_SEALED;
     if (error == 0 && cg_fs_is_strict(name)) {
         list->n_published++;
         list->n_new += item->node != NULL && item->before != CG_GATE_SEALED &&
@@ -150,7 +161,8 @@ bool cg_arrivals_covers(const cg_arrivals *list, int dir_fd, const char *leaf,
     if (fstatat(dir_fd, leaf, &attr, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
     const cg_arrival *item = find_held(list, &attr);
-    return item != NULL ? same_rule(&item->name, name) : !cg_fs_is_strict(name);
+    return item != NULL ? same_content(&item->name, name) || same_content(old_name, name)
+                        : !cg_fs_is_strict(name);
 }
 
 /* A list whose move failed may hold an item that is not complete. */

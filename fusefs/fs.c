@@ -343,3 +343,18 @@ int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
     cg_fs_log_of_file(fs, fd, "refused", path, status);
     return error;
 }
+
+int cg_fs_check_place(int fd, const cg_tree_name *name, cg_chunk_header *header_out)
+{
+    uint8_t first[CG_CHUNK_FIXED_BYTES];
+    struct stat attr;
+    const ssize_t n = pread(fd, first, sizeof first, 0);
+    if (n < 0 || fstat(fd, &attr) != 0)
+        return errno;
+    cg_status status = cg_chunk_header_parse(first, (size_t)n, header_out);
+    if (status == CG_OK)
+        status = cg_chunk_header_cut(header_out, (uint64_t)attr.st_size);
+    if (status == CG_OK)
+        status = cg_tree_check(name, header_out);
+    return cg_strict_errno(status);
+}

@@ -2,7 +2,8 @@
  *
  * What comes under a strict name is checked first, with writers kept out until it has the name
  * (fusefs/arrivals.h). A directory is walked only when its new place has other rules than the old
- * one: contexts/a -> contexts/b has not. It is walked twice. The checks of the first walk can take
+ * one: contexts/a -> contexts/b has not, unless b is another model's, which adopts what comes. It
+ * is walked twice. The checks of the first walk can take
  * long, and meanwhile others may put files into it. The second walk, while no name is made or
  * moved, finds that nothing is there but what was checked.
  *
@@ -145,7 +146,7 @@ static bool same_rules_below(const char *old_path, const char *path);
 static bool same_folder_of_models(const char *old_path, const char *path)
 {
     const char *old_leaf = strchr(old_path, '/'), *leaf = strchr(path, '/');
-    if (strcmp(old_leaf, leaf) != 0 || !cg_tree_is_folder(path))
+    if (strcmp(old_leaf, leaf) != 0 || strcmp(leaf, "/contexts") == 0 || !cg_tree_is_folder(path))
         return false;
     char *old_model = strndup(old_path, (size_t)(old_leaf - old_path)),
          *model = strndup(path, (size_t)(leaf - path));
@@ -155,8 +156,8 @@ static bool same_folder_of_models(const char *old_path, const char *path)
     return same;
 }
 
-/* Whether what lies below the two directories obeys the same rules: a model and a model, a
- * context and a context, the objects of two models. */
+/* Whether what lies below the two directories obeys the same rules: a model and a model, two
+ * contexts of one model, the objects of two models. */
 static bool same_rules_below(const char *old_path, const char *path)
 {
     cg_tree_name old_name, name;
@@ -176,7 +177,8 @@ static bool same_rules_below(const char *old_path, const char *path)
     if (old_probe != NULL && probe != NULL) {
         cg_tree_parse(old_probe, &old_name);
         cg_tree_parse(probe, &name);
-        same = old_name.kind == CG_TREE_CONTEXT_CHUNK && name.kind == CG_TREE_CONTEXT_CHUNK;
+        same = old_name.kind == CG_TREE_CONTEXT_CHUNK && name.kind == CG_TREE_CONTEXT_CHUNK &&
+               (depth == 1 || strcmp(old_name.model, name.model) == 0);
     }
     free(old_probe);
     free(probe);
@@ -319,20 +321,10 @@ int cg_fs_rename(cg_fs *fs, const cg_fs_caller *caller, cg_fs_node *parent, cons
 static int check_link(cg_fs *fs, int fd, bool is_published, const place *to,
                       cg_chunk_header *header_out)
 {
-    uint8_t first[CG_CHUNK_FIXED_BYTES];
-    struct stat attr;
     /* A profile's name is its fingerprint, which only reading all of it tells. */
-    if (to->name.kind == CG_TREE_PROFILE || !is_published)
-        return cg_fs_check(fs, fd, to->path, &to->name, header_out);
-    const ssize_t n = pread(fd, first, sizeof first, 0);
-    if (n < 0 || fstat(fd, &attr) != 0)
-        return errno;
-    cg_status status = cg_chunk_header_parse(first, (size_t)n, header_out);
-    if (status == CG_OK)
-        status = cg_chunk_header_cut(header_out, (uint64_t)attr.st_size);
-    if (status == CG_OK)
-        status = cg_tree_check(&to->name, header_out);
-    return cg_strict_errno(status);
+    return to->name.kind == CG_TREE_PROFILE || !is_published
+               ? cg_fs_check(fs, fd, to->path, &to->name, header_out)
+               : cg_fs_check_place(fd, &to->name, header_out);
 }
 
 /* A strict name shows its level of the file, whichever name it is linked to. An ordinary one would

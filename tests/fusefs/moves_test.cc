@@ -128,6 +128,36 @@ TEST_F(MovesTest, ContextIsRenamedWithoutReadingItsChunks)
     EXPECT_EQ(fs.get("n/contexts/d/L1/00000.kv"), chunk.bytes);
 }
 
+TEST_F(MovesTest, WhatMovesToAnotherModelIsAdoptedThere)
+{
+    const Chunk nested = make_chunk(nullptr, draw_tokens(16, 3), CG_L1, &profile, 1000, 1, CG_L3);
+    const Bytes json = {'{', '}'};
+    fs.mkdirs("m/contexts/c/L3");
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    ASSERT_EQ(fs.put(L1 + "/00001.kv", nested.bytes), 0);
+    ASSERT_EQ(fs.link(L1 + "/00001.kv", "m/contexts/c/L3/00001.kv"), 0);
+    ASSERT_EQ(fs.put("m/contexts/c/model.json", json), 0);
+    const uint64_t n_bytes = fs.metric("published_bytes_total");
+    const auto expect_objects_of = [&](const std::string &model) {
+        SCOPED_TRACE(model);
+        for (const Chunk *each : {&chunk, &nested})
+            EXPECT_EQ(store.read(model + object_of(*each).substr(1)), each->bytes);
+        EXPECT_EQ(store.read(model + "/model.json"), json);
+    };
+    fs.mkdirs("n/contexts");
+    ASSERT_EQ(fs.rename("m/contexts/c", "n/contexts/c"), 0);
+    expect_objects_of("n");
+    fs.mkdirs("o");
+    ASSERT_EQ(fs.rename("n/contexts", "o/contexts"), 0);
+    expect_objects_of("o");
+    fs.mkdirs("p/contexts/c/L1");
+    for (const char *file : {"model.json", "L1/00000.kv", "L1/00001.kv"})
+        ASSERT_EQ(
+            fs.rename(std::string("o/contexts/c/") + file, std::string("p/contexts/c/") + file), 0);
+    expect_objects_of("p");
+    EXPECT_EQ(fs.metric("published_bytes_total"), n_bytes);
+}
+
 TEST_F(MovesTest, DirectoryThatComesUnderTheRulesIsCheckedWhole)
 {
     fs.mkdirs("m/upload/L1");
