@@ -179,9 +179,9 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
                   char **path_out);
 /* Of the names of the node's file, its own and those of all nodes that show the file: the path by
  * the first of them, from number *index on, that is(path) takes. *index is the number behind it
- * then. is() is called with the table's lock held. ENOENT: there is none among the first
- * CG_NODES_MAX_TRIED, the latest of a node first. (A file may have tens of thousands, and each
- * question for its attributes tries them.) ENOMEM. */
+ * then. is() is called with the table's lock held. ENOENT: there is none. EMLINK: there is none
+ * among the first CG_NODES_MAX_TRIED, the latest of a node first, and there are more. (A file may
+ * have tens of thousands, and each question for its attributes tries them.) ENOMEM. */
 enum { CG_NODES_MAX_TRIED = 1024 };
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
                           unsigned *index, char **path_out);

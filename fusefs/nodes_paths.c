@@ -96,7 +96,7 @@ static int find_path(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const c
             if (number < *index)
                 continue;
             if (number == CG_NODES_MAX_TRIED)
-                return ENOENT;
+                return EMLINK;
             if (n_seen++ == NAMES_A_TURN)
                 return EAGAIN;
             *index = number + 1;

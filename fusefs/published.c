@@ -12,7 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum answer { NO, YES, UNKNOWN } answer;
+/* UNTRIED: no name that was tried says yes, and there are more of them. */
+typedef enum answer { NO, YES, UNKNOWN, UNTRIED } answer;
 
 /* Whether path still leads to the node's file. "": it has no name. */
 static answer leads_to(cg_fs *fs, const char *path, const cg_fs_node *node)
@@ -50,7 +51,9 @@ static answer has_strict_name(cg_fs *fs, const cg_fs_node *node, bool is_now)
         found = leads == NO ? found : leads;
         free(path);
     }
-    return found == NO && error != ENOENT ? UNKNOWN : found;
+    if (found != NO || error == ENOENT)
+        return found;
+    return error == EMLINK ? UNTRIED : UNKNOWN;
 }
 
 bool cg_published_by_name(cg_fs *fs, cg_fs_node *node)
@@ -63,21 +66,21 @@ bool cg_published_for_sure(cg_fs *fs, cg_fs_node *node, const char *path)
     return is_strict(path) || has_strict_name(fs, node, true) == YES;
 }
 
-/* What cannot be known is yes. */
-static bool is_published_now(cg_fs *fs, cg_fs_node *node)
+static answer is_published_now(cg_fs *fs, cg_fs_node *node)
 {
     answer found;
     uint64_t epoch;
     do { /* during a rename a name can lead nowhere and be right */
         epoch = cg_nodes_epoch(&fs->nodes);
         found = has_strict_name(fs, node, true);
-    } while (found == NO && cg_nodes_changed_since(&fs->nodes, epoch));
-    return found != NO;
+    } while ((found == NO || found == UNTRIED) && cg_nodes_changed_since(&fs->nodes, epoch));
+    return found;
 }
 
-/* A chunk or a profile with a second name. Chunks in contexts are links of objects, profile.cgp
- * is one of a profile; the other name may be one that we have never seen. */
-static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
+/* A chunk or a profile with so many names or more. Chunks in contexts are links of objects,
+ * profile.cgp is one of a profile; one of its names may be one that we have not tried, or never
+ * seen. */
+static bool is_content(cg_fs *fs, cg_fs_node *node, nlink_t least_links)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     cg_chunk_header header;
@@ -85,7 +88,7 @@ static bool is_shared_content(cg_fs *fs, cg_fs_node *node)
     cg_reached reached;
     if (cg_reach(fs, node, &reached) != 0)
         return false;
-    const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink > 1;
+    const bool has_links = fstat(reached.fd, &attr) == 0 && attr.st_nlink >= least_links;
     cg_reach_end(fs, &reached);
     int fd;
     /* What has links and cannot be read counts as published: the answer that harms nobody. */
@@ -106,7 +109,11 @@ static int allow_change(cg_fs *fs, cg_fs_node *node)
     /* Names and links are looked at behind a closed gate: a file that is published at this moment
      * must not be opened again. */
     const cg_gate before = cg_gate_check_begin(&fs->nodes, node);
-    int error = is_published_now(fs, node) || is_shared_content(fs, node) ? EPERM : 0;
+    const answer published = is_published_now(fs, node);
+    const nlink_t least_links = published == UNTRIED ? 1 : 2;
+    /* What cannot be known is yes. */
+    int error =
+        published == YES || published == UNKNOWN || is_content(fs, node, least_links) ? EPERM : 0;
     /* Who had it open for writing when it was published holds no claim. Were it open for him again,
      * another daemon could publish it beside him. */
     if (error == 0 && before == CG_GATE_SEALED && cg_fs_file_stays_written(&fs->nodes, node))
@@ -129,7 +136,7 @@ int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_
     /* Looked at again behind the claim: another daemon may have published it before. */
     if (error == 0 && leads_to(fs, path, node) != YES)
         error = ESTALE;
-    if (error == 0 && is_shared_content(fs, node))
+    if (error == 0 && is_content(fs, node, 2))
         error = EPERM;
     if (error != 0) {
         close(fd);

@@ -16,9 +16,10 @@ bool cg_published_for_sure(cg_fs *fs, cg_fs_node *node, const char *path);
 /* Opens the file for writing with these flags, if it may be changed, and claims it
  * (fusefs/claims.h); its gate is open from now on. Waits for a check under way. The caller closes
  * *fd_out; path_out as in cg_reach_open(). EPERM: the file is published, or the node is a view.
- * EPERM also for a chunk or profile with a second link: that may be a strict name that this daemon
- * has never seen. ETXTBSY: another daemon is about to publish it, or it was published once and who
- * wrote it then has it still open. ESTALE, EPERM: another daemon has just published it. */
+ * EPERM also for a chunk or profile with a second link, or more names than are tried
+ * (CG_NODES_MAX_TRIED): one may be a strict name that this daemon has never seen or tried. ETXTBSY:
+ * another daemon is about to publish it, or it was published once and who wrote it then has it
+ * still open. ESTALE, EPERM: another daemon has just published it. */
 int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_out,
                                 char **path_out);
 #endif

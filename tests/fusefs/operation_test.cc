@@ -393,7 +393,7 @@ TEST_F(FsTest, OfAFileWithManyNamesSomeAreTried)
         n_tried++;
         return false;
     };
-    EXPECT_EQ(cg_nodes_path_of_file(nodes, file, none, &index, &path), ENOENT);
+    EXPECT_EQ(cg_nodes_path_of_file(nodes, file, none, &index, &path), EMLINK);
     EXPECT_EQ(n_tried, static_cast<unsigned>(CG_NODES_MAX_TRIED));
     const auto last = [](const char *text) {
         return strcmp(text, ("m/link" + std::to_string(4 * CG_NODES_MAX_TRIED - 1)).c_str()) == 0;
@@ -401,6 +401,24 @@ TEST_F(FsTest, OfAFileWithManyNamesSomeAreTried)
     index = 0;
     ASSERT_EQ(cg_nodes_path_of_file(nodes, file, last, &index, &path), 0) << "the latest first";
     free(path);
+    EXPECT_EQ(fs.put("m/file", Bytes{2}), 0) << "what is no chunk can be written";
+}
+
+TEST_F(FsTest, ChunkWhoseRightNameIsNotTriedStaysImmutable)
+{
+    cg_fs_file *file;
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    const std::string object = object_of(chunk);
+    ASSERT_EQ(fs.unlink(CHUNK), 0);
+    cg_fs_node *node = fs.find(object);
+    for (int i = 1; i <= 1100; i++) {
+        const std::string name = L1 + "/" + std::to_string(100000 + i).substr(1) + ".kv";
+        ASSERT_EQ(linkat(store.fd, object.c_str(), store.fd, name.c_str(), 0), 0);
+        ASSERT_EQ(fs.find(name), node);
+        ASSERT_EQ(unlinkat(store.fd, name.c_str(), 0), 0);
+    }
+    EXPECT_EQ(cg_fs_open(fs.fs, &fs.caller, node, O_WRONLY | O_TRUNC, &file), EPERM);
+    EXPECT_EQ(store.read(object), chunk.bytes);
 }
 
 TEST_F(FsTest, UserHasSoManyOpenOfWhatTheDaemonTells)
