@@ -75,21 +75,29 @@ static cg_node_name *find_name(const cg_nodes *nodes, const cg_fs_node *parent, 
 
 static void remove_node_if_unused(cg_nodes *nodes, cg_fs_node *node);
 
-void cg_nodes_remove_name(cg_nodes *nodes, cg_node_name *name)
+/* The name that this link of its node's list leads to. */
+static void remove_name_at(cg_nodes *nodes, cg_node_name **at)
 {
+    cg_node_name *name = *at;
     cg_node_name **link = cg_node_name_bucket(nodes, name->parent, name->text);
+    *at = name->next;
     while (*link != name)
         link = &(*link)->hash_next;
     *link = name->hash_next;
-    for (link = &name->node->names; *link != name; link = &(*link)->next)
-        ;
-    *link = name->next;
     nodes->n_names--;
 
     cg_fs_node *parent = name->parent;
     free(name);
     parent->n_pins--;
     remove_node_if_unused(nodes, parent); /* and so on upwards: the depth is that of a path */
+}
+
+void cg_nodes_remove_name(cg_nodes *nodes, cg_node_name *name)
+{
+    cg_node_name **at = &name->node->names;
+    while (*at != name)
+        at = &(*at)->next;
+    remove_name_at(nodes, at);
 }
 
 static void take_out(cg_nodes *nodes, cg_fs_node *node)
@@ -144,6 +152,26 @@ static void drop_missing(cg_nodes *nodes, const cg_fs_node *parent, const char *
         *note = (cg_missing_note){0};
 }
 
+/* Drops old names of a file that has too many. Of a folder that the kernel has forgotten it knows
+ * no name, so that it need not be told when that one changes; it looks the name up again. */
+static void drop_old_names(cg_nodes *nodes, cg_fs_node *node)
+{
+    uint32_t n_kept = 0;
+    for (cg_node_name **at = &node->names; *at != NULL;) {
+        const cg_fs_node *parent = (*at)->parent;
+        if (n_kept < CG_NODES_MAX_TRIED || parent->n_lookups > 0 || parent == nodes->root) {
+            (*at)->n_until_drop = CG_NODES_MAX_TRIED / 2; /* should it become the first */
+            n_kept++;
+            at = &(*at)->next;
+        } else {
+            remove_name_at(nodes, at);
+            node->has_dropped_names = true;
+        }
+    }
+    /* The longer the list, the rarer it is gone through. */
+    node->names->n_until_drop = n_kept / 2;
+}
+
 static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, const char *text)
 {
     drop_missing(nodes, parent, text);
@@ -155,7 +183,7 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     if (name != NULL)
         cg_nodes_remove_name(nodes, name);
     const size_t n_bytes = strlen(text) + 1;
-    name = malloc(sizeof *name + n_bytes);
+    name = malloc(offsetof(cg_node_name, text) + n_bytes);
     if (name == NULL)
         return;
     memcpy(name->text, text, n_bytes);
@@ -170,10 +198,15 @@ static void set_name(cg_nodes *nodes, cg_fs_node *node, cg_fs_node *parent, cons
     /* The latest first: it is the likeliest to be right still. */
     name->next = node->names;
     node->names = name;
+    name->n_until_drop = name->next == NULL             ? CG_NODES_MAX_TRIED
+                         : name->next->n_until_drop > 0 ? name->next->n_until_drop - 1
+                                                        : 0;
     cg_node_name **bucket = cg_node_name_bucket(nodes, parent, text);
     name->hash_next = *bucket;
     *bucket = name;
     nodes->n_names++;
+    if (name->n_until_drop == 0 && !S_ISDIR(node->type))
+        drop_old_names(nodes, node);
 }
 
 static cg_fs_node *new_node(cg_nodes *nodes, const struct stat *attr, uint64_t identity,

@@ -7,7 +7,9 @@
  * the kernel's limit. It has names: places (parent node, text) where it was last seen. Hard links
  * that show the same bytes are one node with several names. Another daemon, or someone at work on
  * the store itself, can make a name wrong at any time. So fusefs/reach.h compares what it opens by
- * name with the node.
+ * name with the node. Of a file with more than CG_NODES_MAX_TRIED names old ones are dropped, right
+ * or wrong, when the kernel has forgotten their folders: a prompt that all share would have one in
+ * each context that there ever was.
  *
  * A node stays as long as somebody refers to it: the kernel (n_lookups), or the daemon (n_pins).
  *
@@ -55,7 +57,8 @@ struct cg_fs_node {
     uint8_t is_removed : 1; /* a folder that is gone, which somebody still has open */
     uint8_t is_dead : 1;    /* another file has its number; nobody finds it by that */
     uint8_t has_lost : 1;   /* what was written may not be on disk, though it reads well (fs.h) */
-    uint32_t n_pins;        /* ours: names below it, open files, pending files */
+    uint8_t has_dropped_names : 1; /* some that may be right */
+    uint32_t n_pins;               /* ours: names below it, open files, pending files */
 
     uint64_t n_lookups;  /* the kernel's references */
     cg_node_name *names; /* the latest first */
@@ -180,8 +183,8 @@ int cg_nodes_path(cg_nodes *nodes, const cg_fs_node *node, unsigned name_index, 
 /* Of the names of the node's file, its own and those of all nodes that show the file: the path by
  * the first of them, from number *index on, that is(path) takes. *index is the number behind it
  * then. is() is called with the table's lock held. ENOENT: there is none. EMLINK: there is none
- * among the first CG_NODES_MAX_TRIED, the latest of a node first, and there are more. (A file may
- * have tens of thousands, and each question for its attributes tries them.) ENOMEM. */
+ * among the first CG_NODES_MAX_TRIED, the latest of a node first, and there are more, or were. (A
+ * file may have tens of thousands, and each question for its attributes tries them.) ENOMEM. */
 enum { CG_NODES_MAX_TRIED = 1024 };
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),
                           unsigned *index, char **path_out);

@@ -88,10 +88,12 @@ static int find_path(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const c
                      unsigned *index, char **path_out)
 {
     unsigned number = 0, n_seen = 0;
+    bool are_all_known = true;
     const cg_fs_node *at = *cg_node_bucket(nodes, node->dev, node->ino);
     for (; at != NULL; at = at->hash_next) {
         if (!cg_node_is_of(at, node->dev, node->ino) || at->type != node->type)
             continue;
+        are_all_known = are_all_known && !at->has_dropped_names;
         for (const cg_node_name *name = at->names; name != NULL; name = name->next, number++) {
             if (number < *index)
                 continue;
@@ -109,7 +111,7 @@ static int find_path(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const c
             *path_out = NULL;
         }
     }
-    return ENOENT;
+    return are_all_known ? ENOENT : EMLINK;
 }
 
 int cg_nodes_path_of_file(cg_nodes *nodes, const cg_fs_node *node, bool (*is)(const char *path),

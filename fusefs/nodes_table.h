@@ -11,6 +11,7 @@ struct cg_node_name {
     cg_fs_node *node;
     cg_node_name *next; /* of the same node */
     cg_node_name *hash_next;
+    uint32_t n_until_drop; /* new names of the node until old ones may be dropped */
     char text[];
 };
 

@@ -421,6 +421,72 @@ TEST_F(FsTest, ChunkWhoseRightNameIsNotTriedStaysImmutable)
     EXPECT_EQ(store.read(object), chunk.bytes);
 }
 
+// As a kernel does that remembers the file and none of the folders above it.
+cg_fs_node *find_and_forget_folders(Fs &fs, const std::filesystem::path &path)
+{
+    cg_fs_node *node = cg_fs_root(fs.fs);
+    cg_fs_entry entry;
+    for (const auto &part : path) {
+        const int error = cg_fs_lookup(fs.fs, &fs.caller, node, part.c_str(), &entry);
+        if (node != cg_fs_root(fs.fs))
+            cg_fs_forget(fs.fs, node, 1);
+        if (error != 0)
+            return nullptr;
+        node = entry.node;
+    }
+    return node;
+}
+
+TEST_F(FsTest, OldNamesOfAFileGoWithTheFoldersThatTheKernelForgot)
+{
+    ASSERT_EQ(fs.put(CHUNK, chunk.bytes), 0);
+    const std::string object = object_of(chunk);
+    ASSERT_EQ(fs.unlink(CHUNK), 0);
+    Fs reader(store.path);
+    cg_nodes *nodes = cg_fs_nodes(reader.fs);
+    cg_fs_node *node = find_and_forget_folders(reader, object);
+    ASSERT_NE(node, nullptr);
+    cg_fs_file *open, *file;
+    ASSERT_EQ(cg_fs_open(reader.fs, &reader.caller, node, O_RDONLY, &open), 0);
+    /* Folders that were there, with a link of the object in each. */
+    const auto enter_folder = [&](unsigned number) {
+        struct stat attr = {};
+        attr.st_dev = node->dev;
+        attr.st_ino = (UINT64_C(1) << 40) + number;
+        attr.st_mode = S_IFDIR;
+        return cg_nodes_enter(nodes, nodes->root, std::to_string(number).c_str(), &attr, 0,
+                              nullptr);
+    };
+    const unsigned n_folders = 3 * CG_NODES_MAX_TRIED, most = 3 * CG_NODES_MAX_TRIED / 2 + 100;
+    cg_fs_node *held = enter_folder(0);
+    for (unsigned i = 0; i < n_folders; i++) {
+        cg_fs_node *folder = enter_folder(i);
+        cg_nodes_add_name(nodes, node, folder, "file");
+        cg_nodes_forget(nodes, folder, 1);
+    }
+    EXPECT_LE(cg_nodes_count(nodes), most);
+    EXPECT_LE(nodes->n_names, 2 * most) << "a folder's and one in it";
+    ino_t known;
+    EXPECT_TRUE(cg_nodes_name_of(nodes, held->dev, held->ino, "file", &known))
+        << "the kernel must be told when it changes";
+
+    /* The name that is right went, too. The others go as by unlink(). */
+    EXPECT_EQ(cg_fs_open(reader.fs, &reader.caller, node, O_WRONLY | O_TRUNC, &file), EPERM);
+    for (unsigned i = 0; i < n_folders; i++) {
+        cg_fs_node *folder = enter_folder(i);
+        cg_nodes_drop_name(nodes, folder, "file", false);
+        cg_nodes_forget(nodes, folder, 1);
+    }
+    cg_nodes_forget(nodes, held, 1);
+    EXPECT_EQ(cg_fs_open(reader.fs, &reader.caller, node, O_WRONLY | O_TRUNC, &file), EPERM);
+    EXPECT_EQ(find_and_forget_folders(reader, object), node);
+    cg_fs_forget(reader.fs, node, 1);
+    EXPECT_EQ(cg_fs_open(reader.fs, &reader.caller, node, O_WRONLY | O_TRUNC, &file), EPERM);
+    EXPECT_EQ(reader.get(object), chunk.bytes);
+    EXPECT_EQ(reader.close(open), 0);
+    cg_fs_forget(reader.fs, node, 1);
+}
+
 TEST_F(FsTest, UserHasSoManyOpenOfWhatTheDaemonTells)
 {
     const uid_t me = fs.caller.uid, user = geteuid() + 1;
