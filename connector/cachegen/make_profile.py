@@ -35,6 +35,7 @@ N_CLASSES = 156
 # Channels of a matrix at most. More code better; multiply-adds an element, the profile and what a GPU holds of it grow
 # with them.
 MAX_CHANNELS = {"bytes": 2048, "speed": 1280, "smallest": 4096}
+LEAST_RATIO = 3  # tokens to learn from, a channel of a matrix: fewer make a KLT of noise
 PLANES = ("joined", "apart")
 PROFILE_SHARE = {"bytes": 0.05, "speed": 0.05, "smallest": 0.1}  # of the weights' bytes: a profile's largest size
 JOINT_SHARE = 0.01  # more, with a joint matrix

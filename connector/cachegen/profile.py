@@ -10,6 +10,7 @@ fingerprint, and come back when profiles/default names it again. --no-default le
 import argparse
 import json
 import os
+import sys
 import time
 
 import numpy as np
@@ -24,6 +25,7 @@ from .kv_model import KvModel, ModelError
 from .make_profile import (
     AUTO,
     JOINT_SHARE,
+    LEAST_RATIO,
     MAX_CHANNELS,
     N_CLASSES,
     PLANES,
@@ -212,7 +214,7 @@ def parse_arguments(arguments):
         f"{', '.join(f'{100 * share:.0f} %%' for share in PROFILE_SHARE.values())} of the weights "
         "(default %(default)s)")  # fmt: skip
     add("--group-layers", type=layers, help="layers that share a section (and a KLT): a number, or a list like 4,4,6 "
-        "(default: by --prefer and the profile's size)")  # fmt: skip
+        "(default: by --prefer, the profile's size and how much text there is)")  # fmt: skip
     add("--planes", choices=PLANES, help="one KLT for K and V of a group together, or one each (default: "
         "joined where a layer of both is within --prefer's channels)")  # fmt: skip
     add("--join", type=number_or_auto, default=AUTO, metavar="N", help="components of each group that one more KLT "
@@ -251,10 +253,17 @@ def shared_of(model, matrices, options, n_tokens):
     return options.join
 
 
-def matrices_of(model, options):
-    """The Matrices that options ask for. ValueError: groups that are none."""
+def matrices_of(model, options, n_tokens, progress):
+    """The Matrices that options ask for, learnt from n_tokens. ValueError: groups that are none."""
     most, planes = MAX_CHANNELS[options.prefer], (options.planes,) if options.planes else PLANES
     if options.group_layers is None:
+        learnt, least = n_tokens // LEAST_RATIO, model.channels * (2 if planes == ("joined",) else 1)
+        if learnt < least:
+            print(f"profile: warning: {n_tokens} tokens to learn from, {LEAST_RATIO * least} are needed: the profile "
+                  "will lose quality; give more text, or a larger --contexts", file=sys.stderr)  # fmt: skip
+        elif learnt < most:
+            progress.start(f"at most {learnt} channels a KLT: there are {n_tokens} tokens to learn from")
+        most = min(most, learnt)
         return choose_matrices(model, PROFILE_SHARE[options.prefer] * model.weights_bytes, most, planes)
     groups = split_layers(model.n_layers, options.group_layers)
     fits = 2 * max(groups) * model.channels <= most
@@ -311,13 +320,14 @@ def run(options):
     if n_tokens < options.tokens:
         progress.start(f"contexts of {n_tokens} tokens: prompts of the model have {model.longest_prompt} at most")
     contexts, held_out = read_contexts(tokenizer, options.texts, options.held_out, n_tokens, options.contexts)
+    n_learnt = sum(context.n for context in contexts)
     held_out = pick(held_out, options.report_contexts)
     is_paper = options.preset == "paper"
     try:
         auto = options.steps == "auto" and not is_paper
         steps = None if auto else parse_steps(options.steps or (paper.STEPS if is_paper else DEFAULT))
-        matrices = None if is_paper else matrices_of(model, options)
-        n_shared = 0 if is_paper else shared_of(model, matrices, options, sum(context.n for context in contexts))
+        matrices = None if is_paper else matrices_of(model, options, n_learnt, progress)
+        n_shared = 0 if is_paper else shared_of(model, matrices, options, n_learnt)
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from error
 

@@ -31,6 +31,7 @@ from .contexts import pick
 from .fingerprint import model_fingerprint
 from .klt import K, Moments, Planes, Transform, V, quantize
 from .make_profile import (
+    LEAST_RATIO,
     MAX_CHANNELS,
     N_CLASSES,
     choose_matrices,
@@ -47,7 +48,6 @@ from .store_files import read_description, write_store
 from .tables import N_BINS, class_costs, magnitude_bins, make_class, shift_of
 
 LEAST_TOKENS = 2048
-LEAST_RATIO = 3  # tokens a channel of a group: fewer make a KLT of noise
 LEAST_CHUNK_TOKENS = 64
 HELD_OUT = 8  # one chunk of so many is measured, not learnt from
 _ROPE_CHUNKS = 16

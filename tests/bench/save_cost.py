@@ -91,7 +91,8 @@ def spread(ratios):
 
 def make_profile(folder):
     text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
-    command = [sys.executable, "-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
+    command = [sys.executable, "-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256",
+               "--group-layers", "5", "--quiet"]  # fmt: skip
     subprocess.run([*command, "--out", folder], check=True, stdout=subprocess.DEVNULL)
     return folder
 

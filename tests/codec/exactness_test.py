@@ -38,10 +38,11 @@ OTHER_TEXT = os.path.join(ROOT, "tests", "data", "calibration", "wikitext2_valid
 N_LAYERS = 10
 PROFILE_TOKENS = 512
 N_TOKENS, CHUNK_TOKENS = 125, 72  # two chunks, of which one begins later and ends within a block
+GROUPS = ("--group-layers", "5")  # as for more text than PROFILE_TOKENS
 CASES = {  # options of the profile tool: what cgtool encodes
-    (): (("--level", "L1"), ("--level", "L2"), ("--level", "L3")),
-    ("--join", "64"): (("--level", "L1", "--nested"),),  # by default there is too little text for a joint matrix
-    ("--no-block-steps",): (("--level", "L2"),),
+    GROUPS: (("--level", "L1"), ("--level", "L2"), ("--level", "L3")),
+    (*GROUPS, "--join", "64"): (("--level", "L1", "--nested"),),  # by default none: too little text
+    (*GROUPS, "--no-block-steps"): (("--level", "L2"),),
     ("--planes", "apart", "--group-layers", "3"): (("--level", "L2"),),
     ("--preset", "paper"): (("--level", "L2"),),
 }
@@ -121,7 +122,7 @@ def main(decode_with, cgtool):
         for options, encodings in CASES.items():
             profile_path = make_profile(model_dir, folder, options)
             for encoding in encodings:
-                print(f"profile {' '.join(options) or 'by default'}, {' '.join(encoding)}")
+                print(f"profile {' '.join(options)}, {' '.join(encoding)}")
                 subprocess.run([cgtool, "encode", *encoding, "--chunk-tokens", str(CHUNK_TOKENS), "--profile",
                                 profile_path, tensors, chunks], check=True)  # fmt: skip
                 for name in sorted(os.listdir(chunks)):

@@ -739,6 +739,29 @@ class ProfileTest(unittest.TestCase):
             run_cgtool("verify", path)
         self.assertEqual(report["n_sinks"], 2)
 
+    def test_no_matrix_has_more_channels_than_the_text_can_tell_of(self):
+        def chosen(head_dim, *options):
+            """(the Matrices, what was said), of two heads: a context of 296 tokens tells of 98 channels."""
+            make_model(self.path("model"), config("Llama", num_key_value_heads=2, head_dim=head_dim))
+            arguments = [self.path("model"), "--texts", self.text, "--out", self.path("m"), "--tokens", "296"]
+            make = mock.patch.object(profile, "make_and_measure", side_effect=ModelError)  # the choice is made
+            with make as made, contextlib.redirect_stderr(io.StringIO()) as stderr, self.assertRaises(SystemExit):
+                profile.run(profile.parse_arguments([*arguments, *options]))
+            return made.call_args.args[4], stderr.getvalue()
+
+        matrices, said = chosen(16)
+        self.assertEqual((matrices.groups, matrices.is_joined), ([1, 1, 1], True))
+        self.assertIn("at most 98 channels a KLT: there are 296 tokens", said)
+        matrices, said = chosen(32)
+        self.assertEqual((matrices.groups, matrices.is_joined), ([1, 1, 1], False))
+        self.assertNotIn("warning", said)
+        matrices, said = chosen(64)
+        self.assertEqual((matrices.groups, matrices.is_joined), ([1, 1, 1], False))
+        self.assertIn("profile: warning: 296 tokens to learn from, 384 are needed", said)
+        matrices, said = chosen(64, "--group-layers", "3")
+        self.assertEqual((matrices.groups, matrices.is_joined), ([3], True))
+        self.assertNotIn("296 tokens to learn from", said)
+
     def test_what_is_preferred_sets_the_size_of_a_profile(self):
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         plan_columns, budgets = make_profile.plan_columns, []

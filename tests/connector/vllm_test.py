@@ -972,7 +972,8 @@ class Phases:
 
     def lossy(self, cpus):
         text = os.path.join(CHECKOUT, "tests/data/calibration/chat_mtbench.txt")
-        profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--quiet"]
+        profile = ["-m", "cachegen.profile", MODEL, "--texts", text, "--tokens", "256", "--group-layers", "5",
+                   "--quiet"]  # fmt: skip
         made = run(self.python, *profile, "--out", os.path.join(self.work, "lossy", NAME), name="profile", cpus=cpus)
         return ([] if made else ["profile"]) + self.phase("lossy", "bf16, with a hasty profile", cpus=cpus)
 
