@@ -234,11 +234,14 @@ class KvModel:
 
     @torch.no_grad()
     def prefill(self, context):
-        """K, V of the first n tokens, rounded to dtype."""
+        """K, V of the first n tokens, rounded to dtype. ModelError: they are not finite."""
         ids = context.ids[: context.n].to(self.device)
         with _running():
             out = self.model(ids[None], past_key_values=self.new_cache(), use_cache=True, logits_to_keep=1)
-        return tuple(x.to(self.dtype) for x in self._stack(out.past_key_values))
+        k, v = (x.to(self.dtype) for x in self._stack(out.past_key_values))
+        if not (k.isfinite().all() and v.isfinite().all()):
+            raise ModelError(f"K or V of {context.name} is not finite in {self.dtype_name}")
+        return k, v
 
     def cache(self, k, v):
         """A transformers cache that holds k and v, for the model to go on from."""

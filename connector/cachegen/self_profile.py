@@ -85,6 +85,14 @@ class StoredModel:
         self.channels = geometry.n_kv_heads * geometry.head_dim
 
 
+class Unusable(Exception):
+    """A chunk that there is nothing to learn from."""
+
+    def __init__(self, chunk, why):
+        super().__init__(f"{chunk.path}: {why}")
+        self.chunk = chunk
+
+
 class Chunks:
     """KV of stored chunks, decoded each time it is asked for."""
 
@@ -92,13 +100,16 @@ class Chunks:
         self.cgtool, self.rope = cgtool, rope
 
     def get(self, chunk):
-        """K, V [n_layers][n_tokens][n_kv_heads][head_dim], K rotated as if the chunk began at position 0."""
+        """K, V [n_layers][n_tokens][n_kv_heads][head_dim], K rotated as if the chunk began at position 0. Unusable:
+        they are not finite."""
         with tempfile.TemporaryDirectory(prefix="cachegen-") as folder:
             out = os.path.join(folder, "kv.safetensors")
             done = subprocess.run([self.cgtool, "decode", chunk.path, out], capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"self_profile: {done.stderr.strip()}")
             tensors = load_file(out)
+        if not all(tensors[name].isfinite().all() for name in ("K", "V")):
+            raise Unusable(chunk, "K or V is not finite")
         back = torch.full((chunk.n_tokens,), chunk.first_position)
         return self.rope.rotate(tensors["K"].float(), back, inverse=True), tensors["V"]
 
@@ -217,11 +228,16 @@ def check_rope(source, chunks, rope):
 
 
 def take(chunks, n_tokens):
-    """Chunks of about n_tokens together (0: all), spread over all; (to learn from, held out: one at least)."""
+    """Chunks of about n_tokens together (0: all), spread over all."""
     chunks = [chunk for chunk in chunks if chunk.n_tokens >= LEAST_CHUNK_TOKENS]
     if n_tokens and chunks:
         mean_tokens = sum(chunk.n_tokens for chunk in chunks) / len(chunks)
         chunks = pick(chunks, max(1, int(n_tokens / mean_tokens)))
+    return chunks
+
+
+def hold_out(chunks):
+    """(to learn from, held out: one at least)"""
     held_out = chunks[HELD_OUT - 1 :: HELD_OUT] or chunks[-1:]
     return [chunk for chunk in chunks if chunk not in held_out], held_out
 
@@ -336,6 +352,47 @@ def parse_arguments(arguments):
     return parser.parse_args(arguments)
 
 
+@dataclass(frozen=True)
+class Made:
+    profile: object
+    data: bytes
+    matrices: object
+    n_tokens: int  # that it was learnt from
+    n_held_out: int  # chunks
+    sizes: list  # as measure_sizes()
+
+
+def make(model, fingerprint, source, chunks, options, progress):
+    """The Made of chunks. Unusable: one of them is to be left out."""
+    most_bytes, (chunks, held_out) = options.max_mib * 2**20, hold_out(chunks)
+    n_tokens = sum(chunk.n_tokens for chunk in chunks)
+    matrices = choose(model, n_tokens, most_bytes)
+    check_rope(source, chunks, model.rope)
+    transform = learn(model, source, chunks, matrices, progress)
+    n_shared = choose_shared(matrices, model.channels, n_tokens)
+    if n_shared:
+        join_groups(model, source, chunks, transform, n_shared, progress)
+    progress.start("steps")
+    steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
+    statistics = count_symbols(model, source, chunks, transform, steps, progress)
+    progress.start("classes")
+    plan = plan_columns(transform, statistics, most_bytes)
+    profile = assemble(model, fingerprint, transform, statistics.histograms, plan, steps, options.classes or N_CLASSES)
+    progress.start("sizes of chunks that were held out")
+    sizes = measure_sizes(model, source, profile, held_out, progress)
+    return Made(profile, profile.to_bytes(), matrices, n_tokens, len(held_out), sizes)
+
+
+def make_of_usable(model, fingerprint, source, chunks, options, progress):
+    """make() without the chunks that are Unusable, each of which is told of."""
+    while True:
+        try:
+            return make(model, fingerprint, source, chunks, options, progress)
+        except Unusable as error:
+            print(f"self_profile: left out: {error}", file=sys.stderr)
+            chunks = [chunk for chunk in chunks if chunk != error.chunk]
+
+
 def run(options):
     """Makes the profile; a report as a dict."""
     if not options.cgtool:
@@ -353,34 +410,17 @@ def run(options):
     if rope.kind == "by_layer" and len(rope.inv_freq) != geometry.n_layers:  # as where layers share K and V
         raise SystemExit(f"self_profile: a rope for each of {len(rope.inv_freq)} layers, the chunks say "
                          f"{geometry.n_layers}: layers that share the K and V of others are not supported")  # fmt: skip
-    model, most_bytes = StoredModel(geometry, rope), options.max_mib * 2**20
-    chunks, held_out = take(chunks, options.max_tokens)
-    n_tokens = sum(chunk.n_tokens for chunk in chunks)
-    matrices = choose(model, n_tokens, most_bytes)
-
-    progress, source = Progress(options.quiet), Chunks(options.cgtool, rope)
-    check_rope(source, chunks, rope)
-    transform = learn(model, source, chunks, matrices, progress)
-    n_shared = choose_shared(matrices, model.channels, n_tokens)
-    if n_shared:
-        join_groups(model, source, chunks, transform, n_shared, progress)
-    progress.start("steps")
-    steps = steps_of_bits(sample_coefficients(model, source, transform, held_out), options.bits, progress)
-    statistics = count_symbols(model, source, chunks, transform, steps, progress)
-    progress.start("classes")
-    plan = plan_columns(transform, statistics, most_bytes)
-    profile = assemble(model, geometry.model_fingerprint, transform, statistics.histograms, plan, steps,
-                       options.classes or N_CLASSES)  # fmt: skip
-    data = profile.to_bytes()
+    model, fingerprint = StoredModel(geometry, rope), geometry.model_fingerprint
+    source, chunks = Chunks(options.cgtool, rope), take(chunks, options.max_tokens)
+    made = make_of_usable(model, fingerprint, source, chunks, options, Progress(options.quiet))
     with reading("self_profile", options.store):
-        write_store(options.store, model, geometry.model_fingerprint, profile, data, described=described)
-    progress.start("sizes of chunks that were held out")
-    sizes = measure_sizes(model, source, profile, held_out, progress)
-    report = {"profile": profile.fingerprint.hex(), "profile_bytes": len(data), "n_tokens": n_tokens,
-              "group_layers": matrices.groups, "planes": "joined" if matrices.is_joined else "apart",
-              "levels": sizes}  # fmt: skip
-    print(f"profile {report['profile']}: {len(data):,} bytes, from {n_tokens} tokens; of {len(held_out)} other chunks:")
-    for level, (bits, error_k, error_v) in enumerate(sizes, 1):
+        write_store(options.store, model, fingerprint, made.profile, made.data, described=described)
+    report = {"profile": made.profile.fingerprint.hex(), "profile_bytes": len(made.data), "n_tokens": made.n_tokens,
+              "group_layers": made.matrices.groups, "planes": "joined" if made.matrices.is_joined else "apart",
+              "levels": made.sizes}  # fmt: skip
+    print(f"profile {report['profile']}: {len(made.data):,} bytes, from {made.n_tokens} tokens; of {made.n_held_out} "
+          "other chunks:")  # fmt: skip
+    for level, (bits, error_k, error_v) in enumerate(made.sizes, 1):
         print(f"L{level} {bits:8.4f} bits/element of symbols, relative error of K {error_k:.3f}, of V {error_v:.3f}")
     return report
 

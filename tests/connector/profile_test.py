@@ -377,6 +377,15 @@ class ProfileTest(unittest.TestCase):
             self.profile("--dtype", "fp32")
         self.assertIsInstance(ended.exception.__cause__, IndexError)
         make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
+        weights = load_file(self.path("model", "model.safetensors"))
+        weights["model.layers.1.self_attn.v_proj.weight"][5, 5] = math.nan
+        save_file(weights, self.path("model", "model.safetensors"), {"format": "pt"})
+        with contextlib.redirect_stderr(io.StringIO()) as stderr, self.assertRaises(SystemExit) as ended:
+            self.profile("--dtype", "fp32")
+        self.assertEqual(ended.exception.code, 2)
+        wanted = f"profile: running {self.path('model')}: K or V of text@0 is not finite in fp32"
+        self.assertEqual([line for line in stderr.getvalue().splitlines() if line.startswith("profile: ")], [wanted])
+        make_model(self.path("model"), CODED["Llama, GQA, head 64"]())
         full, told = RuntimeError("out of memory\nwhere"), "^RuntimeError: out of memory$"
         for name in ("torch.autograd.grad", "transformers.cache_utils.DynamicCache.get_seq_length"):
             model, context, k, v = self.prefilled()
