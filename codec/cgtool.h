@@ -100,9 +100,13 @@ bool cg_tool_is_directory(const char *path);
 /* Whether a path ends in the suffix and has something before it. */
 bool cg_tool_has_suffix(const char *path, const char *suffix);
 
+/* Of a chunk whose header has cache_scales: lossy levels need the scales, which no file holds. */
+#define CG_TOOL_UNKNOWN_SCALES "its cache's scales are not known"
+
 /* Opens the profile that decodes a chunk: options->profile_path, or else profile.cgp beside the
  * chunk or one directory up (a context), or profiles/<fingerprint>.cgp of the chunk's store.
- * *profile_inout is freed and replaced when it is not that profile; it stays NULL for L0. */
+ * *profile_inout is freed and replaced when it is not that profile; it stays NULL for L0. A chunk
+ * that needs scales of its cache is refused. */
 int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
                         const cg_chunk_header *header, cg_profile **profile_inout);
 

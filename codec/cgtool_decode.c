@@ -295,6 +295,10 @@ static int transcode_chunk(const cg_tool_options *options, const char *path,
                                                (cg_level)options->level, &coded_out->bytes,
                                                &coded_out->n_bytes));
     }
+    if (chunk.header.cache_scales != 0) {
+        cg_tool_complain(path, "%s", CG_TOOL_UNKNOWN_SCALES);
+        return CG_TOOL_BAD_DATA;
+    }
     if (options->profile_path == NULL) {
         cg_tool_complain(path, "is at L0, which names no profile: use --profile");
         return CG_TOOL_USAGE;

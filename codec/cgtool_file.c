@@ -252,7 +252,13 @@ static bool profile_is(const cg_profile *profile, const cg_fingerprint *fingerpr
 int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
                         const cg_chunk_header *header, cg_profile **profile_inout)
 {
-    if (header->level == CG_L0 || profile_is(*profile_inout, &header->profile))
+    if (header->level == CG_L0)
+        return CG_TOOL_OK;
+    if (header->cache_scales != 0) {
+        cg_tool_complain(chunk_path, "%s", CG_TOOL_UNKNOWN_SCALES);
+        return CG_TOOL_BAD_DATA;
+    }
+    if (profile_is(*profile_inout, &header->profile))
         return CG_TOOL_OK;
     if (options->profile_path != NULL && *profile_inout != NULL)
         return CG_TOOL_OK; /* given, opened and foreign: the decoder says so */

@@ -57,6 +57,11 @@ static int verify_chunk(const cg_tool_options *options, const char *path, const 
     }
     if (!options->decode)
         return CG_TOOL_OK;
+    if (header.level != CG_L0 && header.cache_scales != 0) { /* all that can be checked is */
+        *what_out = "not decoded: " CG_TOOL_UNKNOWN_SCALES;
+        cg_tool_complain(path, "%s", *what_out);
+        return CG_TOOL_OK;
+    }
     const int code = cg_tool_profile_for(options, path, &header, profile);
     if (code != CG_TOOL_OK) {
         *what_out = "its profile can't be opened";

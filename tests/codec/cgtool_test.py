@@ -556,6 +556,22 @@ class CgtoolTest(unittest.TestCase):
         write(self.path("damaged.kv"), bytes(damaged))
         self.run_tool("verify", self.path("damaged.kv"), want=1)
 
+    def test_lossy_chunks_of_a_cache_with_scales_are_whole_and_not_decoded(self):
+        folder, unknown = os.path.join(os.path.dirname(GOLDEN), "v3-fp8"), "its cache's scales are not known"
+        done = self.run_tool("verify", "--decode", folder)
+        self.assertEqual(done.stdout, "10 files, 0 bad\n")
+        lines = done.stderr.splitlines()
+        self.assertEqual((len(lines), {line.split(": ", 2)[2] for line in lines}), (7, {f"not decoded: {unknown}"}))
+        results = json.loads(self.run_tool("verify", "--decode", "--json", folder).stdout)["results"]
+        self.assertEqual(sum(result["status"] == f"not decoded: {unknown}" for result in results), 7)
+        lossless, lossy = os.path.join(folder, "e4m3-0-L0.kv"), os.path.join(folder, "e4m3-0-L1.kv")
+        self.run_tool("decode", lossless, self.path("out"))
+        transcode = ("transcode", "--level", "L2", "--profile", os.path.join(folder, "profile.cgp"))
+        for command in (("decode", lossy), (*transcode, lossy), (*transcode, lossless)):
+            done = self.run_tool(*command, self.path("x"), want=1)
+            self.assertEqual(done.stderr, f"cgtool: {command[-1]}: {unknown}\n")
+        self.assertFalse(os.path.exists(self.path("x")))
+
     def test_preset_paper(self):
         profile = os.path.join(PAPER, "profile.cgp")
         self.run_tool("verify", "--decode", PAPER)
