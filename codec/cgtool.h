@@ -110,6 +110,14 @@ bool cg_tool_has_suffix(const char *path, const char *suffix);
 int cg_tool_profile_for(const cg_tool_options *options, const char *chunk_path,
                         const cg_chunk_header *header, cg_profile **profile_inout);
 
+/* cg_encode_chunk() of what was read from path, at options->level. *n_saturated counts on. */
+int cg_tool_encode_chunk(const cg_tool_options *options, const char *path,
+                         const cg_profile *profile, const cg_chunk_header *header,
+                         const uint32_t *tokens, const cg_tool_file *elements, cg_level coarsest,
+                         cg_tool_file *coded_out, uint64_t *n_saturated);
+/* Complains if any symbols did not fit: no error, the chunks are what the format can hold. */
+void cg_tool_warn_of_saturated(const char *path, uint64_t n_saturated);
+
 /* Where the chunks of a run go: one file, or a directory that appears whole or not at all. */
 typedef struct cg_tool_output {
     const char *path;

@@ -273,9 +273,10 @@ int cg_tool_decode(const cg_tool_options *options)
     return code;
 }
 
-/* The chunk at options->level, malloc'ed. */
+/* The chunk at options->level, malloc'ed. *n_saturated counts on. */
 static int transcode_chunk(const cg_tool_options *options, const char *path,
-                           const cg_tool_file *file, cg_profile **profile, cg_tool_file *coded_out)
+                           const cg_tool_file *file, cg_profile **profile, cg_tool_file *coded_out,
+                           uint64_t *n_saturated)
 {
     cg_chunk chunk;
     cg_tool_file elements = {0};
@@ -314,10 +315,8 @@ static int transcode_chunk(const cg_tool_options *options, const char *path,
     if (code == CG_TOOL_OK)
         code = decode_chunk(options, path, file, &chunk.header, profile, &elements);
     if (code == CG_TOOL_OK)
-        code = cg_tool_fail(path, cg_encode_chunk(*profile, &chunk.header, tokens, elements.bytes,
-                                                  elements.n_bytes, (cg_level)options->level,
-                                                  (cg_level)options->level, options->n_threads,
-                                                  &coded_out->bytes, &coded_out->n_bytes, NULL));
+        code = cg_tool_encode_chunk(options, path, *profile, &chunk.header, tokens, &elements,
+                                    (cg_level)options->level, coded_out, n_saturated);
     free(elements.bytes);
     free(tokens);
     return code;
@@ -328,7 +327,7 @@ int cg_tool_transcode(const cg_tool_options *options)
     cg_tool_paths paths;
     cg_profile *profile = NULL;
     cg_tool_output out;
-    uint64_t written_bytes = 0;
+    uint64_t written_bytes = 0, n_saturated = 0;
     int code = input_paths(options->paths[0], &paths);
     if (code != CG_TOOL_OK)
         goto done;
@@ -339,7 +338,7 @@ int cg_tool_transcode(const cg_tool_options *options)
         cg_chunk_header header;
         code = open_chunk(paths.path[i], &file, &header);
         if (code == CG_TOOL_OK)
-            code = transcode_chunk(options, paths.path[i], &file, &profile, &coded);
+            code = transcode_chunk(options, paths.path[i], &file, &profile, &coded, &n_saturated);
         if (code == CG_TOOL_OK)
             code = cg_tool_output_chunk(&out, coded.bytes, coded.n_bytes);
         written_bytes += coded.n_bytes;
@@ -347,6 +346,7 @@ int cg_tool_transcode(const cg_tool_options *options)
         free(file.bytes);
         cg_tool_progress("transcoding", i + 1, paths.n_paths, written_bytes);
     }
+    cg_tool_warn_of_saturated(options->paths[0], n_saturated);
     code = cg_tool_output_close(&out, code);
 done:
     cg_profile_free(profile);

@@ -3,6 +3,7 @@
 
 #include "codec/codec.h"
 #include "codec/cursor.h"
+#include "codec/preset.h"
 #include "codec/safetensors.h"
 
 #include <inttypes.h>
@@ -222,6 +223,40 @@ static int read_origin(const cg_tool_options *options, const cg_safetensors *ten
     return CG_TOOL_OK;
 }
 
+int cg_tool_encode_chunk(const cg_tool_options *options, const char *path,
+                         const cg_profile *profile, const cg_chunk_header *header,
+                         const uint32_t *tokens, const cg_tool_file *elements, cg_level coarsest,
+                         cg_tool_file *coded_out, uint64_t *n_saturated)
+{
+    const cg_level level = (cg_level)options->level;
+    const uint32_t multiple = level == CG_L0 ? 1 : profile->preset->start_multiple;
+    uint64_t n_here = 0;
+    if (header->first_position % multiple != 0) {
+        cg_tool_complain(path,
+                         "begins at position %" PRIu32 ": with this profile chunks begin at "
+                         "multiples of %" PRIu32,
+                         header->first_position, multiple);
+        return CG_TOOL_BAD_DATA;
+    }
+    const cg_status status = cg_encode_chunk(
+        level == CG_L0 ? NULL : profile, header, tokens, elements->bytes, elements->n_bytes, level,
+        coarsest, options->n_threads, &coded_out->bytes, &coded_out->n_bytes, &n_here);
+    *n_saturated += n_here;
+    if (status != CG_ERR_INVALID_ARGUMENT)
+        return cg_tool_fail(path, status);
+    cg_tool_complain(path, "K or V holds infinities or NaNs, which only L0 can code");
+    return CG_TOOL_BAD_DATA;
+}
+
+void cg_tool_warn_of_saturated(const char *path, uint64_t n_saturated)
+{
+    if (n_saturated > 0)
+        cg_tool_complain(path,
+                         "%" PRIu64 " symbols did not fit: K or V is far beyond what the profile "
+                         "was made from, and is coded coarser",
+                         n_saturated);
+}
+
 static int encode_chunks(const cg_tool_options *options, const cg_profile *profile,
                          const kv_tensors *kv, const uint32_t *tokens, const cg_fingerprint *model,
                          const origin *from)
@@ -235,7 +270,7 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
         return cg_tool_fail(options->paths[0], CG_ERR_NO_MEMORY);
 
     cg_tool_output out;
-    uint64_t written_bytes = 0, all_saturated = 0;
+    uint64_t written_bytes = 0, n_saturated = 0;
     cg_key parent = from->parent;
     int code = cg_tool_output_open(&out, options, options->paths[1], kv->n_tokens > step);
     for (size_t first = 0; code == CG_TOOL_OK && first < kv->n_tokens; first += step) {
@@ -248,38 +283,25 @@ static int encode_chunks(const cg_tool_options *options, const cg_profile *profi
             .model = *model,
             .parent = parent,
         };
-        uint8_t *bytes = NULL;
-        size_t n_bytes = 0;
-        uint64_t n_saturated = 0;
+        cg_tool_file coded = {0};
         gather(kv, first, n, elements);
-        const cg_status status = cg_encode_chunk(
-            options->level == CG_L0 ? NULL : profile, &header, tokens + first, elements,
-            (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)n) * element_bytes,
-            (cg_level)options->level, options->nested ? CG_L3 : (cg_level)options->level,
-            options->n_threads, &bytes, &n_bytes, &n_saturated);
-        if (status == CG_ERR_INVALID_ARGUMENT) {
-            cg_tool_complain(options->paths[0],
-                             "K or V holds infinities or NaNs, which only L0 can code");
-            code = CG_TOOL_BAD_DATA;
-        } else if (status != CG_OK) {
-            code = cg_tool_fail(options->paths[0], status);
-        } else {
-            code = cg_tool_output_chunk(&out, bytes, n_bytes);
+        const cg_tool_file gathered = {
+            elements, (size_t)cg_geometry_elements(&kv->geometry, (uint32_t)n) * element_bytes};
+        code = cg_tool_encode_chunk(options, options->paths[0], profile, &header, tokens + first,
+                                    &gathered, options->nested ? CG_L3 : (cg_level)options->level,
+                                    &coded, &n_saturated);
+        if (code == CG_TOOL_OK) {
+            code = cg_tool_output_chunk(&out, coded.bytes, coded.n_bytes);
             /* The next chunk hangs on this one: FORMAT.md, "Keys". */
             parent = cg_key_chunk(&parent, &header.extra, tokens + first, n);
-            written_bytes += n_bytes;
-            all_saturated += n_saturated;
+            written_bytes += coded.n_bytes;
             cg_tool_progress("encoding", out.n_chunks, (kv->n_tokens + step - 1) / step,
                              written_bytes);
         }
-        free(bytes);
+        free(coded.bytes);
     }
     free(elements);
-    if (all_saturated > 0) /* no error: the chunks are what the format can hold */
-        cg_tool_complain(options->paths[0],
-                         "%" PRIu64 " symbols did not fit: K or V is far beyond what the profile "
-                         "was made from, and is coded coarser",
-                         all_saturated);
+    cg_tool_warn_of_saturated(options->paths[0], n_saturated);
     return cg_tool_output_close(&out, code);
 }
 

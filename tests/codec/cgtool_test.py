@@ -526,6 +526,34 @@ class CgtoolTest(unittest.TestCase):
         self.run_tool("transcode", "--level", "L1", self.path("L0"), self.path("x"), want=2)
         self.assertFalse(os.path.exists(self.path("x")))
 
+    def test_what_cannot_be_coded_as_asked_is_said_alike_by_encode_and_transcode(self):
+        tensors, _ = make_kv(300)
+        k = tensors["K"][2]
+        far, nan = (dict(tensors, K=("BF16", tensors["K"][1], k[:-2] + x)) for x in (b"\x80\x4e", b"\xc0\x7f"))
+        transcode = ("transcode", "--level", "L2", "--profile", PROFILE)
+        for bad, wanted in ((far, "symbols did not fit"), (nan, "infinities or NaNs, which only L0 can code")):
+            self.encode(bad, self.path("L0"), level="L0")
+            want = int(bad is nan)
+            said = self.encode(bad, self.path("encoded"), want=want).stderr
+            self.assertRegex(said, f"^cgtool: {self.path('in.safetensors')}: .*{wanted}.*\n$")
+            done = self.run_tool(*transcode, self.path("L0"), self.path("transcoded"), want=want)
+            named = self.path("L0/00001.kv" if bad is nan else "L0")
+            self.assertEqual(done.stderr, said.replace(self.path("in.safetensors"), named))
+            for name in os.listdir(self.directory):
+                shutil.rmtree(self.path(name), ignore_errors=True)
+
+        self.encode(tensors, self.path("L0"), level="L0")
+        st, chunk, out = self.path("one.safetensors"), self.path("one.kv"), self.path("out.kv")
+        self.run_tool("decode", self.path("L0/00001.kv"), st)
+        write(st, read(st).replace(b'"256"', b'"250"'))
+        encode = ("encode", "--profile", PROFILE, st)
+        self.run_tool(*encode, chunk, "--level", "L0")
+        for *command, path in ((*encode[:-1], "--level", "L2", st), (*transcode, chunk)):
+            said = self.run_tool(*command, path, out, want=1).stderr
+            wanted = "begins at position 250: with this profile chunks begin at multiples of 8"
+            self.assertEqual(said, f"cgtool: {path}: {wanted}\n")
+        self.assertFalse(os.path.exists(out))
+
     def test_version_3(self):
         folders = {name: os.path.join(os.path.dirname(GOLDEN), name) for name in ("v3", "v3-joined", "v3-paper")}
         for folder in folders.values():
