@@ -57,6 +57,7 @@ _SEARCH_OCTAVES, _SEARCH_ROUNDS = 20, 11  # steps are found within 1 %
 _CHUNK_HEADER = struct.Struct("<8sIIQBBBBHHHBBIIIQ16s16s16s16s16s")  # codec/FORMAT.md, "Chunk", to the key
 _MAGIC = b"CGKV\r\n\x1a\n"
 _L0_VERSIONS = (1, 3)  # 2 is nested levels
+FP8, _FP8_DTYPES = "fp8", (4, 5)  # e4m3 and e5m2: caches that no profile is made of
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,12 @@ class Chunks:
 
     def get(self, chunk):
         """K, V [n_layers][n_tokens][n_kv_heads][head_dim], K rotated as if the chunk began at position 0. Unusable:
-        they are not finite."""
+        they are not finite, or the chunk is gone."""
         with tempfile.TemporaryDirectory(prefix="cachegen-") as folder:
             out = os.path.join(folder, "kv.safetensors")
             done = subprocess.run([self.cgtool, "decode", chunk.path, out], capture_output=True, text=True)
+            if done.returncode and not os.path.exists(chunk.path):
+                raise Unusable(chunk, "evicted since it was listed")
             if done.returncode:
                 raise SystemExit(f"self_profile: {done.stderr.strip()}")
             tensors = load_file(out)
@@ -122,7 +125,7 @@ def read_header(path):
         return None
     (magic, version, _, _, level, _, _, dtype, n_layers, n_kv_heads, head_dim, n_planes, _,
      first_position, n_tokens, _, _, model, _, _, _, key) = _CHUNK_HEADER.unpack(head)  # fmt: skip
-    names = {number: name for name, number in DTYPES.items()}
+    names = {number: name for name, number in DTYPES.items()} | dict.fromkeys(_FP8_DTYPES, FP8)
     if magic != _MAGIC or version not in _L0_VERSIONS or level or n_planes != 2 or dtype not in names:
         return None
     geometry = Geometry(n_layers, n_kv_heads, head_dim, names[dtype], model.hex())
@@ -135,13 +138,20 @@ def find_chunks(folder, described):
     described: what model.json says; chunks of another model are left out. Without a fingerprint there, all chunks must
     be of one model. SystemExit: there are none, they differ, or model.json says another geometry.
     """
-    found, fingerprint = {}, described.get("model_fingerprint")
+    found, fingerprint, has_fp8 = {}, described.get("model_fingerprint"), False
     for pattern in ("objects/*/*/L0.kv", "contexts/*/L0/*.kv"):
         for path in glob.iglob(os.path.join(glob.escape(folder), pattern)):
             with contextlib.suppress(FileNotFoundError):  # others may delete while this runs
                 header = read_header(path)
-                if header and fingerprint in (None, header[0].model_fingerprint):
+                if not header or fingerprint not in (None, header[0].model_fingerprint):
+                    continue
+                if header[0].dtype == FP8:
+                    has_fp8 = True
+                else:
                     found.setdefault(header[1].key, header)
+    if not found and has_fp8:
+        raise SystemExit(f"self_profile: {folder} holds chunks of fp8 caches alone: serve prompts with a cache of 16 "
+                         "or 32 bits; the profile serves fp8 caches, too")  # fmt: skip
     if not found:
         raise SystemExit(f"self_profile: {folder} holds no chunk at L0 of the model in its model.json: serve "
                          "prompts without a profile first, or with level L0")  # fmt: skip
@@ -239,7 +249,8 @@ def take(chunks, n_tokens):
 def hold_out(chunks):
     """(to learn from, held out: one at least)"""
     held_out = chunks[HELD_OUT - 1 :: HELD_OUT] or chunks[-1:]
-    return [chunk for chunk in chunks if chunk not in held_out], held_out
+    left = set(held_out)
+    return [chunk for chunk in chunks if chunk not in left], held_out
 
 
 def choose(model, n_tokens, most_bytes):
@@ -390,7 +401,8 @@ def make_of_usable(model, fingerprint, source, chunks, options, progress):
             return make(model, fingerprint, source, chunks, options, progress)
         except Unusable as error:
             print(f"self_profile: left out: {error}", file=sys.stderr)
-            chunks = [chunk for chunk in chunks if chunk != error.chunk]
+            # One that was evicted seldom was alone.
+            chunks = [chunk for chunk in chunks if chunk != error.chunk and os.path.exists(chunk.path)]
 
 
 def run(options):

@@ -224,6 +224,31 @@ class StoreTest(unittest.TestCase):
         self.assertEqual(stderr.getvalue(), f"self_profile: left out: {path}: K or V is not finite\n")
         self.assertEqual(report["n_tokens"], 42 * CHUNK_TOKENS, "5 of 47 are held out")
 
+    def test_chunks_that_are_evicted_meanwhile_are_left_out(self):
+        for seed in range(3):
+            self.varied(f"c{seed}", seed)
+        describe(self.store, rope=NO_ROPE.as_json())
+        count, folder = self_profile.count_symbols, context_chunks(self.store, "c1")
+
+        def evict_and_count(*arguments):
+            for name in ("00003.kv", "00004.kv"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
+            return count(*arguments)
+
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr), mock.patch.object(self_profile, "count_symbols", evict_and_count):
+            report = make(self.store)
+        self.assertRegex(stderr.getvalue(), f"^self_profile: left out: {folder}/0000[34].kv: evicted since .*\n$")
+        self.assertEqual(report["n_tokens"], 41 * CHUNK_TOKENS, "5 of 46 are held out")
+
+    def test_a_store_of_fp8_chunks_alone_is_told_so(self):
+        k, v = torch.randn(2, 2, 256, 2, 32).to(torch.float8_e4m3fn)
+        put(context_chunks(self.store, "fp8"), k, v, torch.arange(256))
+        self.refuse("holds chunks of fp8 caches alone")
+        self.put("one", 1)
+        self.assertEqual(len(self_profile.find_chunks(self.store, {})[1]), 4)
+
     def test_ropes_come_back_from_model_json(self):
         for name in ("Llama, GQA, head 64", "Llama, llama3 rope", "Llama, linear rope", "StableLm, partial rotary"):
             with self.subTest(name):
