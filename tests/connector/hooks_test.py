@@ -567,7 +567,7 @@ class CopyTest(unittest.TestCase):
         cg = types.SimpleNamespace(
             save_start=self.save_start, save_poll=self.poll, load_start=self.load_start, save_cut_from=self.note_cut
         )
-        rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
+        rank = types.SimpleNamespace(index=0, first_head=0, stores=True, steps_alone=True)
         self.worker = Worker(library_of(cg, wait=self.wait, rank=rank), Failures(), block_tokens=16)
         for name, blocks in (("a", [1, 2]), ("b", [3, 4])):
             plan = SavePlan(name, array.array("I"), b"", b"", 0, 32, 0, False, blocks, None)
@@ -621,6 +621,15 @@ class CopyTest(unittest.TestCase):
             self.worker.submit(Metadata())
             self.worker.finished_loads(set(), is_idle=True)
             self.assertAlmostEqual(self.now_s - began_s, 2 * STEP_WAIT_S)
+
+    def test_a_step_that_computes_nothing_waits_for_loads_where_no_other_engine_s_step_waits_for_it(self):
+        self.worker.loads["l"] = (mock.Mock(), "load")
+        self.worker.library.cg.load_poll = lambda _load: types.SimpleNamespace(done=0)
+        for steps_alone in (True, False):
+            self.worker.library.rank.steps_alone = steps_alone
+            n_waits = self.n_waits
+            self.worker.finished_loads(set(), is_idle=True)
+            self.assertEqual(self.n_waits - n_waits, int(steps_alone))
 
     def test_other_blocks_are_not_waited_for(self):
         self.worker.submit(Metadata(overwritten={5, 6}))
@@ -815,7 +824,7 @@ class AdapterTest(unittest.TestCase):
             load_poll=lambda _: abi.Progress(done=self.done, loaded_tokens=32), load_levels=lambda *_: b"",
             save_start=self.save_start, save_poll=lambda _: abi.Progress(done=1, copied=1, loaded_tokens=64),
         )  # fmt: skip
-        rank = types.SimpleNamespace(index=0, first_head=0, stores=True)
+        rank = types.SimpleNamespace(index=0, first_head=0, stores=True, steps_alone=True)
         self.worker = Worker(library_of(cg, rank=rank), Failures(), block_tokens=16)
         with mock.patch("cachegen.vllm.adapters._manager_of", lambda _config: self.manager):
             self.held = self.worker._adapters = HeldAdapters(None)
@@ -1120,6 +1129,7 @@ class RankTest(unittest.TestCase):
         defaults = {
             "tensor_parallel_size": n_ranks, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
             "decode_context_parallel_size": 1, "nnodes": 1, "distributed_executor_backend": "mp",
+            "data_parallel_size": 1,
         }  # fmt: skip
         config = types.SimpleNamespace(
             parallel_config=types.SimpleNamespace(**{**defaults, **parallel}),
@@ -1165,6 +1175,10 @@ class RankTest(unittest.TestCase):
             self.rank(n_ranks=1, **elsewhere)
         with self.assertRaisesRegex(UnsupportedRanks, "3 KV heads"):
             self.rank(n_kv_heads=3)
+
+    def test_data_parallel_ranks_that_compute_together_are_known(self):
+        for n, steps_alone in ((1, True), (2, False)):
+            self.assertEqual(self.rank(data_parallel_size=n).steps_alone, steps_alone)
 
     def test_ranks_are_told_apart_in_statistics(self):
         for index, n_ranks, name in ((0, 1, "worker"), (1, 2, "worker1")):

@@ -23,6 +23,7 @@ class Rank:
     n_heads: int  # this rank's
     stores: bool  # False: another rank has the same heads
     group: str | None  # the library's name for the engine's ranks; None: there is one rank
+    steps_alone: bool  # False: steps of other data-parallel ranks wait for this engine's
 
 
 def rank_of(vllm_config, role):
@@ -58,4 +59,6 @@ def rank_of(vllm_config, role):
         n_heads=n_heads,
         stores=index % n_same == 0,
         group=vllm_config.kv_transfer_config.engine_id if n_ranks > 1 else None,
+        # vLLM has set it to 1 where they do not compute together, as those of a mixture of experts do.
+        steps_alone=parallel.data_parallel_size == 1,
     )

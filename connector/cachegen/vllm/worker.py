@@ -360,8 +360,9 @@ class Worker:
 
     def finished_loads(self, finished_req_ids, is_idle):
         """Ids of the requests whose loads have ended, well or not. finished_req_ids: requests that are over; is_idle:
-        the step computes nothing, and may wait."""
+        the step computes nothing, and may wait, unless steps of other data-parallel ranks wait for it."""
         finished = set()
+        may_wait = is_idle and self.library is not None and self.library.rank.steps_alone
         self._saving -= finished_req_ids
         self._unsaved -= finished_req_ids
         for req_id in finished_req_ids & self._adapted_loads.keys():
@@ -373,10 +374,10 @@ class Worker:
             finished.add(plan.req_id)
         self._poll_loads(finished_req_ids, finished)
         # vLLM asks again at once, in a busy loop that takes the CPU from our decoding threads.
-        if self.loads and not finished and is_idle:
+        if self.loads and not finished and may_wait:
             self._wait_for_loads()
             self._poll_loads(finished_req_ids, finished)
-        elif self._adapters is not None and not finished and is_idle:
+        elif self._adapters is not None and not finished and may_wait:
             # The same loop takes Python's lock from the thread that reads and hashes adapters.
             self._adapters.wait(self._left_s)
         if self.library is not None:
