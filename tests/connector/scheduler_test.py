@@ -1586,6 +1586,18 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual(made._budgets._after_load._alone.mean, 0)
         self.assertEqual(made._budgets._first_tokens, {})
 
+    def test_of_a_session_no_first_token_is_counted_by_a_later_input(self):
+        made = self.loaded()
+        made.step(step_of("r", 192, 8))
+        self.asked.num_computed_tokens = 200  # and its token is out, but no step has counted it yet
+        made.update_after_alloc(self.asked, blocks(20), 0)
+        made.step(step_of("r", 200, 100, n_blocks=20))
+        self.asked.num_output_tokens = 1  # of the next input
+        made.step(step_of("r", 300, 1, n_blocks=20, is_new=False))
+        self.assertEqual(self.budgets(made), (0, 0))
+        self.assertEqual(made._budgets._after_load._alone.mean, 0)
+        self.assertEqual(made._budgets._first_tokens, {})
+
     def test_only_first_tokens_of_one_step_come_together(self):
         for is_over_at_once in (False, True):
             with self.subTest(is_over_at_once):

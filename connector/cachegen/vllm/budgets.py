@@ -53,6 +53,12 @@ class Budgets:
         if state.awaits_first_token:
             self._first_tokens.setdefault(state, self._n_steps)  # steps planned behind that one say so again
 
+    def forget(self, state):
+        """A session's next input has come: vLLM has put the tokens that were there into the prompt, and when the first
+        of them came can be told no more."""
+        self._first_tokens.pop(state, None)
+        state.awaits_first_token = False
+
     def finish(self, state):
         """A request is over. One that is aborted may have no token, also where a step at hand makes it."""
         if state in self._first_tokens and state.request.num_output_tokens > 0:

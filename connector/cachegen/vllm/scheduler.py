@@ -174,6 +174,7 @@ class Scheduler:
         block_tokens = self.library.block_tokens
         state.allocated = True
         if state.has_begun:
+            self._budgets.forget(state)
             self.local_cache.grow(state, block_ids[n_blocks(request.num_computed_tokens, block_tokens) :])
             return
         n_local = n_kept = state.local_tokens // block_tokens
