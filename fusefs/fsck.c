@@ -171,20 +171,19 @@ static int open_quarantine(fsck *f)
 {
     if (f->quarantine_fd >= 0)
         return 0;
-    if (mkdirat(f->config->root_fd, CG_TREE_QUARANTINE, 0700) != 0 && errno != EEXIST)
-        return errno;
-    f->quarantine_fd = openat(f->config->root_fd, CG_TREE_QUARANTINE,
-                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return f->quarantine_fd < 0 ? errno : 0;
+    return cg_staging_folder(f->config->root_fd, CG_TREE_QUARANTINE, O_RDONLY, &f->quarantine_fd);
 }
 
 /* A FIFO in its place would hold who opens it until somebody reads. */
 static int open_list(const fsck *f, int *fd_out)
 {
     struct stat attr;
-    const int fd =
-        openat(f->quarantine_fd, "list",
-               O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    const int flags = O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int fd = openat(f->quarantine_fd, "list", flags | O_CREAT | O_EXCL, 0600);
+    if (fd >= 0)
+        cg_staging_give(f->config->root_fd, fd);
+    else if (errno == EEXIST)
+        fd = openat(f->quarantine_fd, "list", flags);
     if (fd < 0)
         return errno;
     if (fstat(fd, &attr) != 0 || !S_ISREG(attr.st_mode)) {

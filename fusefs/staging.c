@@ -156,13 +156,32 @@ static int make_own(cg_staging *staging)
     return error;
 }
 
+void cg_staging_give(int root_fd, int fd)
+{
+    struct stat attr;
+    if (geteuid() != 0 || fstat(root_fd, &attr) != 0)
+        return;
+    const int result = fchownat(fd, "", attr.st_uid, attr.st_gid, AT_EMPTY_PATH);
+    (void)result; /* where root may not, as over NFS, it stays as it is */
+}
+
+int cg_staging_folder(int root_fd, const char *name, int flags, int *fd_out)
+{
+    *fd_out = -1;
+    const bool is_made = mkdirat(root_fd, name, 0700) == 0;
+    if (!is_made && errno != EEXIST)
+        return errno;
+    *fd_out = openat(root_fd, name, flags | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd_out < 0)
+        return errno;
+    if (is_made)
+        cg_staging_give(root_fd, *fd_out);
+    return 0;
+}
+
 static int open_all(cg_staging *staging)
 {
-    if (mkdirat(staging->root_fd, CG_STAGING_DIRECTORY, 0700) != 0 && errno != EEXIST)
-        return errno;
-    staging->all_fd = openat(staging->root_fd, CG_STAGING_DIRECTORY,
-                             O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return staging->all_fd < 0 ? errno : 0;
+    return cg_staging_folder(staging->root_fd, CG_STAGING_DIRECTORY, O_PATH, &staging->all_fd);
 }
 
 /* The descriptors keep their numbers: other threads may be using them. */

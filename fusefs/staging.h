@@ -68,6 +68,12 @@ void cg_staging_close(cg_staging *staging);
 /* Both, for a command that mostly takes away: a store that has no room for our folder is no error.
  * What would be staged is ENOSPC then. The caller closes it, also after an error. */
 int cg_staging_open_to_remove(cg_staging *staging, int root_fd);
+/* Opens a folder of ours in the store's root, and makes it if it is missing. 0 or an errno value;
+ * *fd_out is the caller's to close, or -1. */
+int cg_staging_folder(int root_fd, const char *name, int flags, int *fd_out);
+/* If we are root: gives what we have just made to the owner of the store's root, whose daemon is to
+ * write there, too. */
+void cg_staging_give(int root_fd, int fd);
 /* A new file in dir_fd, open for reading and writing, mode 0600. 0 or an errno value. ENOENT:
  * somebody has removed the directory. */
 int cg_staging_create(cg_staging *staging, char name_out[CG_STAGING_NAME_BYTES], int *fd_out);

@@ -118,8 +118,8 @@ static int open_staging(cg_fs *fs)
     cg_staging_close(&fs->staging); /* of a try that found no room */
     const int error = cg_staging_open(&fs->staging, fs->root_fd, fs->dead_after_s, &n_removed);
     if (error == EROFS || error == EACCES || error == EPERM) {
-        cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s): read-only",
-                  strerror(error));
+        cg_fs_log(fs, CG_LOG_WARNING, "the store cannot be written (%s: %s): read-only",
+                  CG_STAGING_DIRECTORY, strerror(error));
         fs->read_only = true;
         fs->awaits_room = false; /* more room would not help */
         return 0;

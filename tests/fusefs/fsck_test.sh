@@ -189,6 +189,19 @@ rm "$store"/quarantine/*.cgp
 check "until nobody has it any more" ends_with 0 gc --remove
 check "then it goes" equal "$(objects '*.kv' | wc -l)" 0
 
+# What root makes in a user's store is the user's, whose daemon could not write to it else.
+if [ "$(id -u)" = 0 ]; then
+    rm -rf "$store/.cachegenfs-tmp" "$store/quarantine"
+    chown 12345:23456 "$store"
+    echo no profile > "$store/m/profiles/$profile.cgp"
+    touch -d '1 hour ago' "$store/m/profiles/$profile.cgp"
+    check "root repairs a user's store" ends_with 1 fsck --repair
+    check "which stays the user's" equal \
+        "$(stat -c '%u %g' "$store"/{.cachegenfs-tmp,quarantine,quarantine/list} | sort -u)" "12345 23456"
+    check "root adds to the user's list" grep -q "$profile.cgp" "$store/quarantine/list"
+    chown 0:0 "$store"
+fi
+
 # A daemon removes what was left, too.
 touch -d '2 hours ago' "$store/m/.model.json.0123456789abcdef.tmp"
 touch "$store/m/.model.json.0000000000000000.tmp"

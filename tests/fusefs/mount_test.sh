@@ -494,7 +494,7 @@ if [ "$(id -u)" = 0 ] && mount --bind "$store" "$store" 2> /dev/null; then
     mount_store
     check "a store that cannot be written is served" same_tree "$source" "$contexts/kept"
     check "and says so" sh -c '! touch "$1" 2> "$2" && grep -q "Read-only" "$2"' sh "$mnt/x" "$tmp/why"
-    check "in the log, too" grep -q "the store cannot be written (Read-only file system): read-only" "$tmp/log"
+    check "in the log, too" grep -q "the store cannot be written (.cachegenfs-tmp: Read-only file system): read-only" "$tmp/log"
     check "nothing has changed in it" [ ! -e "$store/.cachegenfs-layout" ]
     unmount
     umount "$store"
