@@ -46,6 +46,13 @@ bool cg_acls_are_on_folder(cg_acl_notes *notes, int fd, uint64_t generation)
     return false;
 }
 
+/* There may be a hundred thousand contexts, and a start must not wait for that: each is asked when
+ * it is used. */
+static bool is_of_contexts(const char *path, unsigned depth)
+{
+    return depth == 2 && strcmp(strchr(path, '/'), "/contexts") == 0;
+}
+
 /* The folder of fd, which it closes; its path is in path_out, and stays there if it is the one. */
 static bool find_below(int fd, unsigned depth, char *path_out, size_t path_bytes)
 {
@@ -53,7 +60,7 @@ static bool find_below(int fd, unsigned depth, char *path_out, size_t path_bytes
     if (fd < 0)
         return false;
     const bool is_on = cg_acls_are_on(fd, true);
-    DIR *dir = is_on || depth == DEPTH ? NULL : fdopendir(fd);
+    DIR *dir = is_on || depth == DEPTH || is_of_contexts(path_out, depth) ? NULL : fdopendir(fd);
     if (dir == NULL) {
         close(fd);
         return is_on;

@@ -28,7 +28,7 @@ typedef struct cg_acl_notes {
 /* The same as cg_acls_are_on() of the folder fd, which may be O_PATH. */
 bool cg_acls_are_on_folder(cg_acl_notes *notes, int fd, uint64_t generation);
 
-/* Whether one of the store's folders has such a list, down to objects/ab and contexts/NAME; what
- * lies below takes its lists from them. path_out[path_bytes] then names it. */
+/* Whether one of the store's folders has such a list, down to objects/ab and contexts; what is made
+ * below takes its lists from them. path_out[path_bytes] then names it. */
 bool cg_acls_find(int root_fd, char *path_out, size_t path_bytes);
 #endif

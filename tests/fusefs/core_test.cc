@@ -1278,6 +1278,10 @@ TEST_F(FsTest, AccessControlListsAreNotPassedOver)
     cg_fs_closedir(directory);
     ASSERT_TRUE(set_acl(store.path + "/m/contexts/c", "system.posix_acl_default"));
     EXPECT_EQ(cg_fs_opendir(fs.fs, &fs.caller, fs.find("m/contexts/c"), &directory), EACCES);
+    Fs later(store.path);
+    EXPECT_EQ(cg_fs_opendir(later.fs, &fs.caller, later.find("m/contexts/c"), &directory), EACCES);
+    EXPECT_EQ(later.look(L1), EACCES);
+    ASSERT_TRUE(set_acl(store.path + "/m/contexts", "system.posix_acl_default"));
 
     std::string line;
     cg_fs *second;
@@ -1288,11 +1292,28 @@ TEST_F(FsTest, AccessControlListsAreNotPassedOver)
     };
     config.log_user = &line;
     EXPECT_EQ(cg_fs_new(&config, &second), ENOTSUP);
-    EXPECT_NE(line.find("m/contexts/c has an access control list"), std::string::npos) << line;
+    EXPECT_NE(line.find("m/contexts has an access control list"), std::string::npos) << line;
     EXPECT_NE(line.find("-o ignore_acls"), std::string::npos) << line;
     config.ignores_acls = true;
     ASSERT_EQ(cg_fs_new(&config, &second), 0);
     cg_fs_free(second);
+}
+
+TEST_F(FsTest, AStartOpensNoFolderOfAContext)
+{
+    const auto n_opened = [&] {
+        size_t n = 0;
+        const OpenHook hook([&n](int, const char *) {
+            n++;
+            return 0;
+        });
+        const Fs started(store.path);
+        return n;
+    };
+    const size_t n_with_one = n_opened();
+    for (int i = 0; i < 100; i++)
+        ASSERT_EQ(mkdirat(store.fd, ("m/contexts/" + std::to_string(i)).c_str(), 0755), 0);
+    EXPECT_EQ(n_opened(), n_with_one);
 }
 
 TEST_F(FsTest, FolderWithAnAccessControlListIsClosed)
