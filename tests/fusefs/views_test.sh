@@ -4,6 +4,7 @@
 . "$(dirname "$0")/mount.sh" "$@"
 
 "$chunk_files" nest "$tmp/nested" 3 100000 1
+"$chunk_files" nest "$tmp/other" 1 100000 2
 cut=$tmp/cut # what the mount has to show
 for level in 1 2 3; do
     mkdir -p "$cut/L$level"
@@ -179,6 +180,18 @@ copies() {
     check "shows the levels" same_tree "$cut" "$to/plain"
     check "rsync -a of one" rsync -a "$store/m/contexts/in/" "$to/plain_rsync/"
     check "shows the levels" same_tree "$cut" "$to/plain_rsync"
+    # The same again, with another chunk in the place of one.
+    local level
+    rm -rf "$tmp/changed" "$tmp/shown"
+    cp -a "$tmp/nested" "$tmp/changed"
+    cp -a "$cut" "$tmp/shown"
+    touch -d '1 hour ago' "$tmp/other/L1/00000.kv"
+    for level in 1 2 3; do
+        ln -f "$tmp/other/L1/00000.kv" "$tmp/changed/L$level/00000.kv"
+        "$chunk_files" cut "$tmp/other/L1/00000.kv" $level > "$tmp/shown/L$level/00000.kv"
+    done
+    check "rsync -a of what has changed" rsync -a "$tmp/changed/" "$to/plain_rsync/"
+    check "shows the levels" same_tree "$tmp/shown" "$to/plain_rsync"
     local order
     for order in "L1 L2 L3" "L3 L2 L1" "L2 L3 L1"; do
         # shellcheck disable=SC2086
