@@ -127,7 +127,8 @@ enum { CG_STORE_TOUCH_SECONDS = 300 };
  * CG_ERR_INVALID_ARGUMENT: it is no regular file. */
 cg_status cg_store_touch(const cg_store *store, const cg_key *key, cg_level level,
                          const cg_fingerprint *profile);
-/* The same for the file path below the directory dir_fd, or with "" for the open file dir_fd. */
+/* The same for the file path below the directory dir_fd, or with "" for the open file dir_fd
+ * (not O_PATH). */
 cg_status cg_store_touch_file(int dir_fd, const char *path);
 /* Whether they would set the time of a file with these attributes. */
 bool cg_store_touch_is_due(const struct stat *attr);

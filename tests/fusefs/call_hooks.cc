@@ -140,6 +140,14 @@ extern "C" ssize_t __wrap_fgetxattr(int fd, const char *name, void *value, size_
     return lets<cg_test::AttributeHook>(name) ? __real_fgetxattr(fd, name, value, size) : -1;
 }
 
+extern "C" int __real_utimensat(int dir_fd, const char *name, const timespec *times, int flags);
+extern "C" int __wrap_utimensat(int dir_fd, const char *name, const timespec *times, int flags);
+
+extern "C" int __wrap_utimensat(int dir_fd, const char *name, const timespec *times, int flags)
+{
+    return lets<cg_test::TimesHook>(flags) ? __real_utimensat(dir_fd, name, times, flags) : -1;
+}
+
 extern "C" ssize_t __real_pread(int fd, void *bytes, size_t n_bytes, off_t offset);
 extern "C" ssize_t __wrap_pread(int fd, void *bytes, size_t n_bytes, off_t offset);
 

@@ -38,6 +38,7 @@ using ChangeHook = CallHook<int(const char *call), struct Change>;
 using RenameHook = CallHook<int(const char *from, const char *to), struct Renameat>;
 using FchownHook = CallHook<int(int fd), struct Fchown>;
 using AttributeHook = CallHook<int(const char *name), struct Fgetxattr>;
+using TimesHook = CallHook<int(int flags), struct Utimensat>;
 using ReadHook = CallHook<int(), struct Pread>;
 // Before the call.
 using ChownHook = CallHook<void(int dir_fd, const char *name), struct Fchownat>;

@@ -731,6 +731,22 @@ TEST_F(SpaceTest, OpeningAChunkKeepsIt)
     EXPECT_NE(levels_of(other[0]), 2u | 4u | 8u);
 }
 
+TEST_F(SpaceTest, OpeningAChunkKeepsItOnAnOldKernel)
+{
+    const std::vector<cg_test::Chunk> one = publish(1, 1, 20), other = publish(2, 1, 19);
+    open(1 << 20);
+    cg_fs_file *file;
+    {
+        const cg_test::TimesHook linux_5_7(
+            [](int flags) { return (flags & AT_EMPTY_PATH) != 0 ? EINVAL : 0; });
+        ASSERT_EQ(fs->open(path_of(one[0], CG_L1), O_RDONLY, &file), 0);
+        EXPECT_EQ(fs->close(file), 0);
+    }
+    cg_space_tend(fs->fs);
+    EXPECT_EQ(levels_of(one[0]), 2u | 4u | 8u);
+    EXPECT_NE(levels_of(other[0]), 2u | 4u | 8u);
+}
+
 TEST_F(SpaceTest, WhatIsUsedPastTheMountStays)
 {
     const std::vector<cg_test::Chunk> one = publish(1, 1, 20), other = publish(2, 1, 19);
