@@ -138,7 +138,7 @@ int cg_arrivals_add(cg_fs *fs, cg_arrivals *list, int dir_fd, const char *leaf,
         error = cg_fs_is_strict(name) ? EPERM : 0;
     else if ((error = append(list, path, name, &item)) == 0 &&
              (error = hold(fs, list, item, &attr, fd)) == 0 && cg_fs_is_strict(name) &&
-             (error = is_published ? cg_fs_check_place(fd, name, &item->header)
+             (error = is_published ? cg_fs_check_place(fs, fd, path, name, &item->header)
                                    : cg_fs_check(fs, fd, path, name, &item->header)) == 0)
         error = cg_fs_sync_to_publish(fs, find_held(list, &attr)->node, fd);
     close(fd);

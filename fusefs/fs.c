@@ -331,10 +331,9 @@ bool cg_fs_log_of_file(cg_fs *fs, int fd, const char *what, const char *path, cg
     return true;
 }
 
-int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
-                cg_chunk_header *header_out)
+/* The errno value of a check; a refusal is counted and logged. */
+static int told(cg_fs *fs, int fd, const char *path, cg_status status)
 {
-    const cg_status status = cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, header_out);
     const int error = cg_strict_errno(status);
     if (error == 0)
         return 0;
@@ -344,7 +343,15 @@ int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
     return error;
 }
 
-int cg_fs_check_place(int fd, const cg_tree_name *name, cg_chunk_header *header_out)
+int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
+                cg_chunk_header *header_out)
+{
+    return told(fs, fd, path,
+                cg_strict_check(fd, name, &fs->budget, fs->max_file_bytes, header_out));
+}
+
+int cg_fs_check_place(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
+                      cg_chunk_header *header_out)
 {
     uint8_t first[CG_CHUNK_FIXED_BYTES];
     struct stat attr;
@@ -356,5 +363,5 @@ int cg_fs_check_place(int fd, const cg_tree_name *name, cg_chunk_header *header_
         status = cg_chunk_header_cut(header_out, (uint64_t)attr.st_size);
     if (status == CG_OK)
         status = cg_tree_check(name, header_out);
-    return cg_strict_errno(status);
+    return told(fs, fd, path, status);
 }

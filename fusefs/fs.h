@@ -206,5 +206,6 @@ int cg_fs_sync_to_publish(cg_fs *fs, cg_fs_node *node, int fd);
 int cg_fs_check(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
                 cg_chunk_header *header_out);
 /* The same of a chunk that has a strict name now: by its header alone. */
-int cg_fs_check_place(int fd, const cg_tree_name *name, cg_chunk_header *header_out);
+int cg_fs_check_place(cg_fs *fs, int fd, const char *path, const cg_tree_name *name,
+                      cg_chunk_header *header_out);
 #endif

@@ -214,14 +214,14 @@ static cg_status collect(gc *g)
     cg_status status = cg_walk(g->root_fd, visit, unread, g);
     if (status != CG_OK || (status = cg_survey_make(g->root_fd, NULL, NULL, &survey)) != CG_OK)
         return status;
-    if (survey.has_unknown) {
-        fputs(survey.crowded != NULL
-                  ? "contexts name too many chunks: all objects of their model stay\n"
-                  : "a context has a lease now, or may not be read: nobody knows what it names, "
-                    "and all objects of its model stay\n",
+    if (survey.crowded != NULL)
+        fprintf(g->out, "%s: contexts name too many chunks: all of its objects stay\n",
+                survey.crowded);
+    if (survey.has_forbidden || survey.has_leased)
+        fputs("a context has a lease now, or may not be read: nobody knows what it names, "
+              "and all objects of its model stay\n",
               g->out);
-        g->n_failed++;
-    }
+    g->n_failed += survey.has_unknown;
     tell_unserved(g, &survey);
     for (size_t i = 0; i < survey.n_files; i++)
         sweep(g, &survey, &survey.files[i]);

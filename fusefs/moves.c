@@ -3,9 +3,9 @@
  * What comes under a strict name is checked first, with writers kept out until it has the name
  * (fusefs/arrivals.h). A directory is walked only when its new place has other rules than the old
  * one: contexts/a -> contexts/b has not, unless b is another model's, which adopts what comes. It
- * is walked twice. The checks of the first walk can take
- * long, and meanwhile others may put files into it. The second walk, while no name is made or
- * moved, finds that nothing is there but what was checked.
+ * is walked twice. The checks of the first walk can take long, and meanwhile others may put files
+ * into it. The second walk, while no name is made or moved, finds that nothing is there but what
+ * was checked.
  *
  * A rename does not change what a file shows: where its old name shows another part of a nested
  * chunk than the new one would (fusefs/views.h) it is EXDEV, and mv copies. A link to a chunk's
@@ -324,7 +324,7 @@ static int check_link(cg_fs *fs, int fd, bool is_published, const place *to,
     /* A profile's name is its fingerprint, which only reading all of it tells. */
     return to->name.kind == CG_TREE_PROFILE || !is_published
                ? cg_fs_check(fs, fd, to->path, &to->name, header_out)
-               : cg_fs_check_place(fd, &to->name, header_out);
+               : cg_fs_check_place(fs, fd, to->path, &to->name, header_out);
 }
 
 /* A strict name shows its level of the file, whichever name it is linked to. An ordinary one would

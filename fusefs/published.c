@@ -136,7 +136,8 @@ int cg_published_open_to_change(cg_fs *fs, cg_fs_node *node, int flags, int *fd_
     /* Looked at again behind the claim: another daemon may have published it before. */
     if (error == 0 && leads_to(fs, path, node) != YES)
         error = ESTALE;
-    if (error == 0 && is_content(fs, node, 2))
+    /* Or its right name is known again (fusefs/nodes.h). */
+    if (error == 0 && (is_strict(path) || is_content(fs, node, 2)))
         error = EPERM;
     if (error != 0) {
         close(fd);
