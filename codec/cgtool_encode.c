@@ -223,6 +223,19 @@ static int read_origin(const cg_tool_options *options, const cg_safetensors *ten
     return CG_TOOL_OK;
 }
 
+/* Whether K and V are what the profile is for, of any dtype. */
+static bool is_for_profile(const char *path, const cg_profile *profile, const cg_geometry *is)
+{
+    cg_geometry wanted = *cg_profile_geometry(profile);
+    wanted.dtype = is->dtype;
+    if (cg_geometry_equal(&wanted, is))
+        return true;
+    cg_tool_complain(path, "K is %u layers x %u KV heads x %u, the profile is for %u x %u x %u",
+                     is->n_layers, is->n_kv_heads, is->head_dim, wanted.n_layers, wanted.n_kv_heads,
+                     wanted.head_dim);
+    return false;
+}
+
 int cg_tool_encode_chunk(const cg_tool_options *options, const char *path,
                          const cg_profile *profile, const cg_chunk_header *header,
                          const uint32_t *tokens, const cg_tool_file *elements, cg_level coarsest,
@@ -231,6 +244,8 @@ int cg_tool_encode_chunk(const cg_tool_options *options, const char *path,
     const cg_level level = (cg_level)options->level;
     const uint32_t multiple = level == CG_L0 ? 1 : profile->preset->start_multiple;
     uint64_t n_here = 0;
+    if (profile != NULL && !is_for_profile(path, profile, &header->geometry))
+        return CG_TOOL_BAD_DATA;
     if (header->first_position % multiple != 0) {
         cg_tool_complain(path,
                          "begins at position %" PRIu32 ": with this profile chunks begin at "
@@ -369,18 +384,6 @@ int cg_tool_encode(const cg_tool_options *options)
     }
     if ((code = read_ids(options, tensors, kv.n_tokens, tokens)) != CG_TOOL_OK)
         goto done;
-    if (profile != NULL) {
-        cg_geometry of_profile = *cg_profile_geometry(profile);
-        of_profile.dtype = kv.geometry.dtype; /* any dtype can be coded */
-        if (!cg_geometry_equal(&of_profile, &kv.geometry)) {
-            cg_tool_complain(in_path,
-                             "K is %u layers x %u KV heads x %u, the profile is for %u x %u x %u",
-                             kv.geometry.n_layers, kv.geometry.n_kv_heads, kv.geometry.head_dim,
-                             of_profile.n_layers, of_profile.n_kv_heads, of_profile.head_dim);
-            code = CG_TOOL_BAD_DATA;
-            goto done;
-        }
-    }
     if ((code = read_origin(options, tensors, &kv, &model, &from)) == CG_TOOL_OK)
         code = encode_chunks(options, profile, &kv, tokens, &model, &from);
 done:

@@ -552,6 +552,16 @@ class CgtoolTest(unittest.TestCase):
             said = self.run_tool(*command, path, out, want=1).stderr
             wanted = "begins at position 250: with this profile chunks begin at multiples of 8"
             self.assertEqual(said, f"cgtool: {path}: {wanted}\n")
+
+        model = json.loads(self.run_tool("info", "--json", chunk).stdout)["model"]
+        k, v = (tensors[name] for name in "KV")
+        other = [LAYERS, k[1][1], HEADS * 2, DIM // 2]
+        write_safetensors(st, {**tensors, "K": (k[0], other, k[2]), "V": (v[0], other, v[2])})
+        self.run_tool("encode", "--level", "L0", "--model-fingerprint", model, st, self.path("other"))
+        for *command, path in ((*encode[:-1], "--level", "L2", st), (*transcode, self.path("other/00000.kv"))):
+            said = self.run_tool(*command, path, out, want=1).stderr
+            wanted = f"K is {LAYERS} layers x {HEADS * 2} KV heads x {DIM // 2}, the profile is for"
+            self.assertIn(f"cgtool: {path}: {wanted}", said)
         self.assertFalse(os.path.exists(out))
 
     def test_version_3(self):
