@@ -233,7 +233,8 @@ cg_controller_decision cg_controller_decide(const cg_controller_input *in, uint8
                 cg_controller_input hoped = *in;
                 hoped.link_bps *= in->link_hope;
                 decision.n_load = least_delay(&hoped, tokens_in_all, levels_out, &load_ns);
-                load_ns *= in->link_hope;
+                if (decision.n_load > 0) /* the way to the store stays as it is */
+                    load_ns = in->latency_ns + (load_ns - in->latency_ns) * in->link_hope;
                 rest = tokens_not_in(in, decision.n_load, tokens_in_all);
             }
             if (decision.n_load > 0 && end_ns(in, decision.n_load, load_ns, rest) <= budget_ns)

@@ -288,7 +288,7 @@ static double trip_ns(const cg_fetch *fetch, const outlook *o)
         if (read->id != 0 && read->fetch == fetch && read->submitted_ns < asked_ns)
             asked_ns = read->submitted_ns;
     }
-    return later(o->speeds->latency_ns - (double)(o->now_ns - asked_ns), 0);
+    return later(o->speeds->way_ns - (double)(o->now_ns - asked_ns), 0);
 }
 
 /* How long the engine computes other things before it can begin with this fetch. It is told of what
@@ -346,7 +346,8 @@ static void predict(const outlook *o)
         if (cg_fetch_has_all(fetch))
             fetch->predicted_ns = here_ns += before.decode_ns - others_ns;
         else
-            fetch->predicted_ns = later(before.bytes * 8e9 / o->link_bps, before.decode_ns);
+            fetch->predicted_ns =
+                later(later(before.bytes * 8e9 / o->link_bps, trip_ns(fetch, o)), before.decode_ns);
     }
 }
 

@@ -129,6 +129,8 @@ double cg_fetch_window_read_ended(cg_fetch_window *w, cg_speeds *speeds, cg_link
     if (n_bytes > 0 && !cg_link_is_from_memory(n_bytes, took_ns, speeds->latency_ns)) {
         w->bytes_since_idle += n_bytes;
         w->n_from_memory = 0;
+        if (took_ns < speeds->way_ns)
+            speeds->way_ns = took_ns;
     } else if (n_bytes > 0)
         w->n_from_memory++;
     const double link_ns = cg_link_meter_end(&speeds->meter, mark, n_bytes, begun_ns, ended_ns,

@@ -44,7 +44,7 @@ static cg_runtime *runtime_new(cachegen *connector)
     rt->opener_ns = connector->folders_ns;
     cg_estimator_init(&rt->speeds.link, (cg_estimator_kind)config->estimator,
                       config->prior_mbps * 1e6);
-    rt->speeds.latency_ns = (double)connector->latency_ns;
+    rt->speeds.latency_ns = rt->speeds.way_ns = (double)connector->latency_ns;
     rt->speeds.n_threads = config->threads;
     rt->speeds.configured_tokens_per_s = config->recompute_tokens_per_s;
     rt->speeds.configured_doubling_tokens = config->recompute_doubling_tokens;
@@ -122,9 +122,9 @@ static void *open_store(void *argument)
         latency_ns = cg_store_latency_ns(c->store);
     }
     pthread_mutex_lock(&rt->lock);
-    /* The least counts: it may have been busy. */
-    if (latency_ns > 0 && (double)latency_ns < rt->speeds.latency_ns)
-        rt->speeds.latency_ns = (double)latency_ns;
+    /* It may have been busy when it was opened. */
+    if (latency_ns > 0 && (double)latency_ns < rt->speeds.way_ns)
+        rt->speeds.way_ns = (double)latency_ns;
     cg_runtime_resign(rt, &rt->opener);
     cg_runtime_leave(rt);
     return NULL;

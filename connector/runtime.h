@@ -130,7 +130,8 @@ void cg_runtime_speeds_end(cg_runtime *runtime);
 void cg_runtime_wake_reader(cg_runtime *runtime);
 
 /* With the lock held: what is known of a far store's folders is believed as long as what is known
- * of its chunks, and a store that is gone is looked for once a second. Nobody waits for it. */
+ * of its chunks, and how soon it answers is measured anew with them. A store that is gone is looked
+ * for once a second. Nobody waits for it. */
 void cg_runtime_refresh_store(cg_runtime *runtime);
 /* With the lock held: only the latter, for loads and saves. A far store's folders take time of the
  * link that they need. */

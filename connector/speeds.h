@@ -25,6 +25,7 @@ typedef struct cg_speeds {
     cg_wanted wanted, told;               /* by own loads; as the link knows it */
     cg_wanted others;                     /* by those of other connectors */
     double latency_ns;                    /* until the store answers a question; 0: at once */
+    double way_ns;                        /* the least of that since: no byte comes sooner */
     uint32_t n_threads;                   /* that decode */
     double decode_thread_ns[CG_N_LEVELS]; /* a token of that level, running mean; 0: unknown */
     double configured_tokens_per_s;       /* of prefill; 0: measured */

@@ -1551,7 +1551,7 @@ TEST_F(FetchPlanTest, UntilTheStoreHasAnsweredTheRestOfItsWayCounts)
         fetch.s.policy = CG_POLICY_MIN_DELAY;
         start(16, 1000000 * KB);
         link(125e6);
-        speeds.latency_ns = 150e6;
+        speeds.latency_ns = speeds.way_ns = 150e6;
         speeds.configured_tokens_per_s = 10000;
         add(&fetch);
         EXPECT_EQ(cut(), 0) << "nothing is asked for yet";
@@ -1561,6 +1561,25 @@ TEST_F(FetchPlanTest, UntilTheStoreHasAnsweredTheRestOfItsWayCounts)
             ended(1, true, 90 * MS);
         EXPECT_EQ(cut((has_answered ? 90 : 110) * MS), -1);
     }
+}
+
+// A side of the engine that only loads is told of the store's answers by nothing else.
+TEST_F(FetchPlanTest, AReadThatComesSoonerSaysHowFarTheStoreIs)
+{
+    Fetch first(2), second(2);
+    start(16, 1000000 * KB);
+    link(125e6);
+    speeds.latency_ns = speeds.way_ns = 500e6;
+    speeds.configured_tokens_per_s = 10000;
+    second.s.policy = CG_POLICY_MIN_DELAY;
+    add(&first);
+    ASSERT_GT(begin_all(), 0u);
+    ended(1, true, 10 * MS);
+    cg_fetch_plan_remove(&plan, &first.s);
+    add(&second);
+    ASSERT_GT(begin_all(10 * MS), 0u);
+    EXPECT_EQ(cut(10 * MS), -1);
+    EXPECT_EQ(speeds.latency_ns, 500e6);
 }
 
 TEST_F(FetchPlanTest, AfterTwoLoadsALookUpTakesNoSteadyFarLinkForAFasterOne)

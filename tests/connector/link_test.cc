@@ -363,7 +363,8 @@ TEST_F(PromiseTest, APromiseOfALongLoadIsKeptUntilThatShouldBeOver)
 TEST_F(LinkTest, ALookUpByWhoseEstimateNothingPaysTriesAgainWhenThatIsOld)
 {
     const Store store(true);
-    Engine engine(store, "\"policy\": \"min_delay\", \"recompute_tokens_per_s\": 1e6");
+    // In 12.8 ms: more than a store takes to answer that is here, on a busy machine, too.
+    Engine engine(store, "\"policy\": \"min_delay\", \"recompute_tokens_per_s\": 1e4");
     const Tokens tokens = prompt(128);
     ASSERT_EQ(engine.save(tokens), CACHEGEN_OK);
     struct stat root;

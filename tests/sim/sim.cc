@@ -103,7 +103,7 @@ class Run
         cg_estimator_init(
             &speeds_.link,
             setup.policy == CG_POLICY_PAPER ? CG_ESTIMATOR_LAST : CG_ESTIMATOR_HARMONIC, prior_bps);
-        speeds_.latency_ns = 1e9 * setup.round_trip_s;
+        speeds_.latency_ns = speeds_.way_ns = 1e9 * setup.round_trip_s;
         speeds_.n_threads = 1;
         for (int level = 0; level < CG_N_LEVELS; level++)
             speeds_.decode_thread_ns[level] =
@@ -202,7 +202,7 @@ class Run
         input.budget_ns = to_ns(setup_.budget_s);
         input.link_bps = cg_speeds_link_bps(&speeds_);
         input.link_hope = cg_estimator_hope(&speeds_.link);
-        input.latency_ns = speeds_.latency_ns;
+        input.latency_ns = speeds_.way_ns;
         const cg_wanted wanted = cg_fetch_wanted(&plan_);
         input.queued_bytes = wanted.bytes;
         input.queued_loads = static_cast<uint32_t>(wanted.n_loads);
