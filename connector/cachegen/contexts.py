@@ -3,6 +3,8 @@
 A context is n tokens whose KV is coded, and the tokens that follow, from which Fisher information and quality come.
 """
 
+import os
+
 import torch
 
 from .kv_model import Context
@@ -20,6 +22,19 @@ def tokenize(tokenizer, text):
     own, whole = (ids("a", add_special_tokens=special) for special in (False, True))
     before = [n for n in range(len(whole) - len(own) + 1) if torch.equal(whole[n : n + len(own)], own)]
     return whole[: before[0] if before else 0], ids(text, add_special_tokens=False)
+
+
+def text_names(paths):
+    """{path: name}: a file's own name, with as many folders before it as tell it from the other files."""
+    parts = {path: os.path.abspath(path).split(os.sep) for path in paths}
+
+    def name(own):
+        others, n = [other for other in parts.values() if other != own], 1
+        while any(other[-n:] == own[-n:] for other in others):
+            n += 1
+        return "/".join(own[-n:])
+
+    return {path: name(own) for path, own in parts.items()}
 
 
 def context_tokens(n_tokens, longest_prompt):

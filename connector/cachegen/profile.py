@@ -18,7 +18,7 @@ import numpy as np
 from . import kl_curve, paper, quality
 from .command import MAX_MODEL_LEN, OF_MODELS, Progress, make_main, make_parser, reading
 from .compute_type import DTYPES, dtype_name
-from .contexts import Caches, context_tokens, pick, tokenize, windows
+from .contexts import Caches, context_tokens, pick, text_names, tokenize, windows
 from .fingerprint import model_fingerprint, weights_digest
 from .klt import Matrices, Planes, split_layers
 from .kv_model import KvModel, ModelError
@@ -42,19 +42,6 @@ from .steps import DEFAULT, parse_steps
 from .store_files import write_atomically, write_store
 
 NEAR = 1.5  # times what was predicted, or part of it
-
-
-def text_names(paths):
-    """{path: name}: a file's own name, with as many folders before it as tell it from the other files."""
-    parts = {path: os.path.abspath(path).split(os.sep) for path in paths}
-
-    def name(own):
-        others, n = [other for other in parts.values() if other != own], 1
-        while any(other[-n:] == own[-n:] for other in others):
-            n += 1
-        return "/".join(own[-n:])
-
-    return {path: name(own) for path, own in parts.items()}
 
 
 def read_contexts(tokenizer, paths, held_out_paths, n_tokens, per_text):

@@ -395,10 +395,10 @@ def make(model, fingerprint, source, chunks, options, progress):
 
 
 def make_of_usable(model, fingerprint, source, chunks, options, progress):
-    """make() without the chunks that are Unusable, each of which is told of."""
+    """make() of some of chunks, without those that are Unusable, each of which is told of."""
     while True:
         try:
-            return make(model, fingerprint, source, chunks, options, progress)
+            return make(model, fingerprint, source, take(chunks, options.max_tokens), options, progress)
         except Unusable as error:
             print(f"self_profile: left out: {error}", file=sys.stderr)
             # One that was evicted seldom was alone.
@@ -423,7 +423,7 @@ def run(options):
         raise SystemExit(f"self_profile: a rope for each of {len(rope.inv_freq)} layers, the chunks say "
                          f"{geometry.n_layers}: layers that share the K and V of others are not supported")  # fmt: skip
     model, fingerprint = StoredModel(geometry, rope), geometry.model_fingerprint
-    source, chunks = Chunks(options.cgtool, rope), take(chunks, options.max_tokens)
+    source = Chunks(options.cgtool, rope)
     made = make_of_usable(model, fingerprint, source, chunks, options, Progress(options.quiet))
     with reading("self_profile", options.store):
         write_store(options.store, model, fingerprint, made.profile, made.data, described=described)

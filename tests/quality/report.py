@@ -40,7 +40,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from cachegen.command import Progress  # noqa: E402
 from cachegen.compute_type import dtype_name  # noqa: E402
-from cachegen.contexts import Caches, context_tokens, tokenize, windows  # noqa: E402
+from cachegen.contexts import Caches, context_tokens, text_names, tokenize, windows  # noqa: E402
 from cachegen.fingerprint import model_fingerprint  # noqa: E402
 from cachegen.klt import Matrices  # noqa: E402
 from cachegen.kv_model import KvModel  # noqa: E402
@@ -180,9 +180,9 @@ class Study:
     def calibration(self):
         """{name of a text: its contexts}"""
         found = {}
-        for path in self.options.calibration:
+        for path, name in text_names(self.options.calibration).items():
             with open(path, encoding="utf-8", errors="replace") as file:
-                found[os.path.basename(path)] = self.contexts(os.path.basename(path), file.read())
+                found[name] = self.contexts(name, file.read())
         return found
 
     def profile(self, preset):

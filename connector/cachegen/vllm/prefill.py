@@ -1,8 +1,6 @@
 """What the engine computes of prompts, in the step at hand and later, as the library wants to know it: in tokens, and
 in pairs, the sum of their positions."""
 
-from cachegen.vllm.scheduler_output import scheduled
-
 SAMPLE_MIN_TOKENS = 64  # a step with fewer prefill tokens says little about the speed of prefilling
 
 
@@ -10,11 +8,11 @@ def _n_pairs(first, end):
     return (end - first) * (first + end) // 2
 
 
-def sample(scheduler_output, states):
-    """(n_tokens, n_pairs) of a step, for the speed of prefilling; zeros where it says little about that. states:
-    requests' ids -> RequestStates."""
+def sample(requests, scheduler_output, states):
+    """(n_tokens, n_pairs) of a step, for the speed of prefilling; zeros where it says little about that. requests: as
+    scheduled() has them; states: requests' ids -> RequestStates."""
     n_tokens = n_pairs = 0
-    for req_id, n_computed, _ in scheduled(scheduler_output):
+    for req_id, n_computed, _ in requests:
         state = states.get(req_id)
         if state is not None and n_computed < len(state.tokens):
             n = scheduler_output.num_scheduled_tokens[req_id]

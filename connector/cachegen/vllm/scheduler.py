@@ -226,19 +226,21 @@ class Scheduler:
         loaded_blocks, self._loaded_blocks = self._loaded_blocks, set()
         # vLLM may give out the last step's tokens only after this step, so that a wait in it would hold them up.
         metadata.is_idle, self._had_nothing = self._had_nothing and n_tokens == 0, n_tokens == 0
-        metadata.is_recomputing = self._plan_requests(scheduler_output, metadata)
-        metadata.prefill_tokens, metadata.prefill_pairs = sample(scheduler_output, self.states)
+        requests = list(scheduled(scheduler_output))
+        metadata.is_recomputing = self._plan_requests(requests, scheduler_output, metadata)
+        metadata.prefill_tokens, metadata.prefill_pairs = sample(requests, scheduler_output, self.states)
         self._count_queue(metadata)
         metadata.overwritten = loaded_blocks | new_blocks(scheduler_output, self.library.block_tokens)
 
-    def _plan_requests(self, scheduler_output, metadata):
-        """Plans what the step saves, and notes how far requests are and what their new blocks hold. Returns whether one
-        computes anew, in its blocks, what it had: what vLLM makes of a load that failed."""
+    def _plan_requests(self, requests, scheduler_output, metadata):
+        """Plans what the step saves, and notes how far requests are and what their new blocks hold. requests: as
+        scheduled() has them. Returns whether one computes anew, in its blocks, what it had: what vLLM makes of a load
+        that failed."""
         is_recomputing = False
         for req_id in preempted(scheduler_output):
             if (state := self.states.get(req_id)) is not None:
                 state.computed_tokens = 0
-        for req_id, n_computed, blocks in scheduled(scheduler_output):
+        for req_id, n_computed, blocks in requests:
             state = self.states.get(req_id)
             if state is None:
                 self.local_cache.allocate(blocks[0] if blocks else (), None)
