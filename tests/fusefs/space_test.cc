@@ -2416,7 +2416,7 @@ TEST_F(SpaceTest, OneOfAllDaemonsScrubsOnceADay)
     cg_test::Fs restarted(dir.path, config);
     EXPECT_GT(cg_scrub_tend(restarted.fs), DAY_S / 2);
     EXPECT_EQ(restarted.metric("scrub_passes_total"), 0u);
-    use(CG_STAMP_SCRUBBED, 1);
+    use(CG_STAMP_SCRUBBED, 2);
     EXPECT_EQ(cg_scrub_tend(other.fs), DAY_S);
     EXPECT_EQ(other.metric("scrub_passes_total"), 1u);
     EXPECT_EQ(one.look(CG_STAMP_SCRUBBED), ENOENT) << "hidden";
